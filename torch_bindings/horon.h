@@ -47,6 +47,7 @@
 #include "horon/torch_bindings/guards/early_stopping.h"
 #include "horon/torch_bindings/guards/rank_zero.h"
 #include "horon/torch_bindings/guards/save0.h"
+#include "horon/torch_bindings/guards/stop_request.h"
 #include "horon/torch_bindings/logging/event_file.h"
 #include "horon/torch_bindings/logging/logger.h"
 #include "horon/torch_bindings/logging/progress_bar.h"

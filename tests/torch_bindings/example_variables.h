@@ -26,8 +26,9 @@ extern int epoch;
 void write_report(const std::string& path);
 extern std::vector<at::Tensor> tensors, gradients;
 extern std::string config, path;
+extern horon::ProcessSet own;
 extern std::vector<std::string> shards;
-extern double mine, mean_loss, seconds, scale;
+extern double mine, mean_loss, validation_loss, seconds, scale;
 extern int color, epochs;
 extern int64_t steps_in_an_epoch, total_steps;
 

@@ -20,6 +20,7 @@
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/support/mpi_main.h"
 #include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/data/samplers.h"
 #include "horon/torch_bindings/gradients/gradient_reducer.h"
 #include "horon/torch_bindings/lr/scaling.h"
@@ -62,6 +63,10 @@ TEST(Session, NothingWorksOutside) {
            [] { DistributedRandomSampler(10); }}) {
     EXPECT_THAT(error_of(call), StartsWith("not initialized"));
   }
+  bool worked = false;
+  EXPECT_THAT(error_of([&] { on_all_ranks([&] { worked = true; }); }),
+              StartsWith("not initialized"));
+  EXPECT_FALSE(worked);
 }
 
 TEST(Session, MakesProcessSetsAtTheStart) {

@@ -216,8 +216,11 @@ torch_test(state/local_sgd_test 1 2 3)
 torch_test(state/sparse_state_test 1 2 3)
 torch_test(checkpoint/checkpoint_file_test 2)
 torch_test(checkpoint/checkpoints_test 1 2 3)
+torch_test(checkpoint/checkpoints_of_sets_test 1 2 3 4)
 torch_test(checkpoint/loaded_schedule_test 2)
+torch_test(checkpoint/failed_write_test 2)
 torch_test(checkpoint/adasum_checkpoint_test 2 3)
+torch_test(checkpoint/power_sgd_checkpoint_test 1 2 3)
 if(HORON_WITH_CUDA AND NOT HORON_SANITIZE)
   horon_test(torch_real_gpu_test FILES ${torch_tests}/real_gpu_test.cc RANKS 1 2 4 LIBS horon::torch
              LAUNCHER ${CMAKE_CURRENT_SOURCE_DIR}/support/mpirun_one_gpu_test)
@@ -238,9 +241,9 @@ if(HORON_WITH_CUDA AND NOT HORON_SANITIZE)
   endforeach()
 endif()
 torch_test(guards/guards_test 1 2 3)
+torch_test(guards/stop_request_test 1 2 3)
 torch_test(guards/guards_join_test 2 3)
 torch_test(logging/logging_test 1 2 3)
-torch_test(logging/sinks_test)
 torch_test(metrics/metrics_test 1 2 3)
 torch_test(metrics/own_metric_test 2)
 torch_test(api_test 2 3 4)
@@ -255,17 +258,15 @@ function(torch_test_without_gpus)
 endfunction()
 torch_test_without_gpus(torch_session_test.np1 torch_session_test.np2 torch_session_test.np3
                         torch_session_test.np4)
-torch_test(amp/amp_test 1 2 3)
-torch_test(amp/scaled_ada_scale_test 1 2 3)
-torch_test(lr/ada_scale_test 1 2 3)
-torch_test(lr/lr_test 1 2 3)
-foreach(test amp/autocast_test amp/complex_scaler_test lr/schedule_test lr/layer_step_test)
+foreach(test amp/autocast_test amp/complex_scaler_test lr/schedule_test lr/layer_step_test
+        lr/resumed_schedule_test data/image_folder_test data/other_batches_test logging/sinks_test)
   torch_test(${test})
 endforeach()
-torch_test(modules/activation_checkpoint_test 1 2 3)
-torch_test(modules/contrastive_loss_test 1 2 3)
-torch_test(modules/convert_sync_batchnorm_test 1 2 3)
-torch_test(modules/sync_batch_norm_test 1 2 3)
+foreach(test amp/amp_test amp/scaled_ada_scale_test lr/ada_scale_test lr/lr_test
+        modules/activation_checkpoint_test modules/contrastive_loss_test
+        modules/convert_sync_batchnorm_test modules/sync_batch_norm_test)
+  torch_test(${test} 1 2 3)
+endforeach()
 torch_test(gradients/optimizer_training_test 1 2 3 4)
 torch_test(gradients/adasum_optimizer_test 1 2 3 4)
 torch_test(gradients/fused_step_test 1)
@@ -277,6 +278,7 @@ torch_test(gradients/sharded_state_test 1 2 3)
 torch_test(gradients/clip_value_test 1 2)
 torch_test(gradients/complex_gradients_test 1 2 3)
 torch_test(gradients/throwing_closures_test 1 2 3)
+torch_test(gradients/bucket_order_test 1 2 3)
 torch_test(gradients/power_sgd_test 1 2 3)
 # LibTorch rounds otherwise without AVX.
 torch_run(torch_fused_step_test no_avx 1 ENVIRONMENT ATEN_CPU_CAPABILITY=default)
@@ -313,6 +315,7 @@ torch_run(torch_compressed_gradients_test np2_two_threads 2
           ENVIRONMENT OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive)
 torch_test(data/samplers_test)
 torch_test(data/resumed_samplers_test)
+torch_test(data/samplers_of_sets_test 1 2 3 4)
 horon_test(torch_prefetcher_test FILES ${torch_tests}/data/prefetcher_test.cc)
 if(HORON_WITH_IMAGES)  # whose writers make the test's images
   find_package(JPEG REQUIRED)
@@ -322,9 +325,6 @@ endif()
 torch_test(tensors/memory_ranges_test)
 find_package(ZLIB REQUIRED)
 torch_test(data/idx_dataset_test LIBS ZLIB::ZLIB)
-torch_test(data/image_folder_test)
-torch_test(data/other_batches_test)
-torch_test(lr/resumed_schedule_test)
 torch_test(lr/ada_scale_situations_test 1 2 3)
 torch_test(logging/progress_bar_test)
 
@@ -377,11 +377,10 @@ foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reduc
         torch_process_set_test:1+1+1 torch_session_test:2+2 torch_optimizer_training_test:2+1
         torch_reducer_options_test:2+1 torch_reducer_scopes_test:2+1 torch_reducer_sparse_test:2+1
         torch_reducer_join_test:2+1 torch_plain_rounds_test:2+1 torch_replica_check_test:2+1
-        torch_backward_test:2+1 torch_compressed_gradients_test:2+1
-        torch_int8_gradients_test:2+1 torch_int8_gradients_test:1+1+1
-        torch_adasum_optimizer_test:2+1 torch_sharded_state_test:2+1
-        torch_complex_gradients_test:2+1 torch_power_sgd_test:2+1 torch_local_sgd_test:2+1
-        torch_autotune_pieces_test:2+1)
+        torch_backward_test:2+1 torch_compressed_gradients_test:2+1 torch_int8_gradients_test:2+1
+        torch_int8_gradients_test:1+1+1 torch_adasum_optimizer_test:2+1
+        torch_sharded_state_test:2+1 torch_complex_gradients_test:2+1 torch_power_sgd_test:2+1
+        torch_bucket_order_test:2+1 torch_local_sgd_test:2+1 torch_autotune_pieces_test:2+1)
   string(REGEX MATCH "(.*):(.*)" run ${run})
   set(program ${CMAKE_MATCH_1})
   set(layout ${CMAKE_MATCH_2})

@@ -96,6 +96,9 @@ std::vector<FoundCheckpoint> best_first(std::vector<FoundCheckpoint> found, bool
   return found;
 }
 
+namespace {
+
+// 0 `last`: all stay.
 void prune_folder(const std::string& folder, size_t last, size_t best, bool lowest) {
   if (last == 0) return;
   std::vector<FoundCheckpoint> found = list_checkpoints(folder);
@@ -108,6 +111,18 @@ void prune_folder(const std::string& folder, size_t last, size_t best, bool lowe
     std::error_code ignored;
     if (!kept.contains(one.path)) fs::remove(one.path, ignored);
   }
+}
+
+}  // namespace
+
+void add_to_folder(const std::string& folder, CheckpointLabel label, const c10::IValue& content,
+                   const CheckpointOptions& options) {
+  for (const FoundCheckpoint& one : list_checkpoints(folder)) {
+    label.number = std::max(label.number, one.label.number + 1);
+  }
+  write_checkpoint_file(checkpoint_path(folder, label.step), label, content);
+  prune_folder(folder, options.keep_last, options.keep_best,
+               options.best == CheckpointOptions::Best::Lowest);
 }
 
 }  // namespace horon::torch_detail

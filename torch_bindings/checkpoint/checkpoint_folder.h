@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "horon/torch_bindings/checkpoint/checkpoint_file.h"
+#include "horon/torch_bindings/checkpoint/checkpoints.h"
 
 namespace horon::torch_detail {
 
@@ -34,8 +35,9 @@ std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder);
 // those whose label can't be read, which may have been the best.
 std::vector<FoundCheckpoint> best_first(std::vector<FoundCheckpoint> found, bool lowest);
 
-// Takes out all but the newest `last` and the best `best`; 0 `last`: nothing. What has no readable
-// label stays.
-void prune_folder(const std::string& folder, size_t last, size_t best, bool lowest);
+// Writes a checkpoint, the newest one by the number of its label, and takes out those that the
+// options don't keep. What has no readable label stays.
+void add_to_folder(const std::string& folder, CheckpointLabel label, const c10::IValue& content,
+                   const CheckpointOptions& options);
 
 }  // namespace horon::torch_detail

@@ -1,5 +1,6 @@
 #include "horon/torch_bindings/checkpoint/checkpoint_parts.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <sstream>
@@ -12,6 +13,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/json.h"
+#include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/bytes.h"
@@ -79,7 +81,7 @@ class TensorsPart : public CheckpointPart {
   TensorsPart(std::function<NamedTensors()> tensors, std::function<NamedTensors()> own)
       : tensors_(std::move(tensors)), own_(std::move(own)) {}
 
-  Fact fact(const std::string& name) const override {
+  Fact fact(const std::string& name, const ProcessSet& /*set*/) const override {
     Fingerprint all;
     const NamedTensors tensors = tensors_();
     for (const auto& [key, tensor] : tensors) {
@@ -126,7 +128,9 @@ class TensorsPart : public CheckpointPart {
     }
   }
 
-  void spread(const std::string& /*name*/) override { broadcast_parameters(tensors_(), 0); }
+  void spread(const std::string& /*name*/, const ProcessSet& set) override {
+    broadcast_parameters(tensors_(), writer_of(set), set);
+  }
   NamedTensors own_tensors() const override { return own_(); }
 
  private:
@@ -139,13 +143,17 @@ class OptimizerPart : public CheckpointPart {
  public:
   explicit OptimizerPart(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {}
 
-  Fact fact(const std::string& name) const override {
+  Fact fact(const std::string& name, const ProcessSet& set) const override {
+    require_shards_within(set);
     Fingerprint all;
     for (const c10::IValue& parameter : parameters()) all.add(parameter.toStringRef());
-    return {concat("\"", name, "\""), type(), all.value()};
+    // Each process set may train a model of its own, of which the writer has only one.
+    const std::vector<int> ranks = ranks_of_steps(optimizer_);
+    const std::string of_ranks = ranks.empty() ? "" : concat(" of ", core::name_ranks(ranks));
+    return {concat("\"", name, "\""), type() + of_ranks, all.value()};
   }
 
-  // Rank 0 is the lowest of any set.
+  // The writer is the lowest of those that share the state: see require_shards_within().
   void gather() override {
     if (ShardedState* const sharded = sharded_state()) sharded->consolidate_state();
   }
@@ -200,11 +208,28 @@ class OptimizerPart : public CheckpointPart {
     note_loaded();
   }
 
-  void spread(const std::string& /*name*/) override { broadcast_optimizer_state(optimizer_, 0); }
+  void spread(const std::string& /*name*/, const ProcessSet& set) override {
+    broadcast_optimizer_state(optimizer_, writer_of(set), set);
+  }
   Turn turn() const override { return Turn::Optimizer; }
 
  private:
   std::string type() const { return c10::demangle(unwrapped_type(optimizer_).name()); }
+  // The ranks that share the state give all of it to the writer, so they are in its set.
+  void require_shards_within(const ProcessSet& set) const {
+    const ShardedState* const sharded = sharded_state();
+    const std::vector<int> ranks = sharded ? sharded->ranks_of_state() : std::vector<int>();
+    const std::vector<int> all = set.ranks();
+    if (ranks.empty() || (ranks.front() == all.front() &&
+                          std::includes(all.begin(), all.end(), ranks.begin(), ranks.end()))) {
+      return;
+    }
+    throw Error(
+        ErrorCode::InvalidArgument,
+        concat("checkpoints: the state of an optimizer is shared out over ",
+               core::name_ranks(ranks), ", and the checkpoints are of ", core::name_ranks(all),
+               "; give CheckpointOptions the process_set of the optimizer"));
+  }
   ShardedState* sharded_state() const { return dynamic_cast<ShardedState*>(&optimizer_); }
   void note_loaded() const {
     if (ShardedState* const sharded = sharded_state()) sharded->note_state_loaded();
@@ -242,7 +267,7 @@ class ArchivePart : public CheckpointPart {
               std::function<void(torch::serialize::InputArchive&)> load)
       : save_(std::move(save)), load_(std::move(load)) {}
 
-  Fact fact(const std::string& name) const override {
+  Fact fact(const std::string& name, const ProcessSet& /*set*/) const override {
     return {concat("\"", name, "\""), "an archive", 0};
   }
   c10::IValue take() override { return bytes_tensor(archive_bytes(save_)); }
@@ -250,25 +275,28 @@ class ArchivePart : public CheckpointPart {
     return saved.isTensor() ? "" : "it holds no archive under that name";
   }
   void load(const c10::IValue& saved) override { loaded_ = tensor_bytes(saved.toTensor()); }
-  void spread(const std::string& name) override {
+  void spread(const std::string& name, const ProcessSet& set) override {
     const std::string bytes =
-        broadcast_bytes(std::exchange(loaded_, {}), {.name = "checkpoint." + name});
+        broadcast_bytes(std::exchange(loaded_, {}),
+                        {.name = "checkpoint." + name, .root = writer_of(set), .process_set = set});
     on_all_ranks(
         [&] {
           torch::serialize::InputArchive archive = archive_from(bytes);
           load_(archive);
         },
-        {.name = concat("checkpoint: \"", name, "\"")});
+        {.name = concat("checkpoint: \"", name, "\""), .process_set = set});
   }
   Turn turn() const override { return Turn::Archive; }
 
  private:
   std::function<void(torch::serialize::OutputArchive&)> save_;
   std::function<void(torch::serialize::InputArchive&)> load_;
-  std::string loaded_;  // on rank 0, until it is spread
+  std::string loaded_;  // on the writer, until it is spread
 };
 
 }  // namespace
+
+int writer_of(const ProcessSet& set) { return set.ranks().front(); }
 
 c10::impl::GenericDict text_dictionary() {
   return c10::impl::GenericDict(c10::StringType::get(), c10::AnyType::get());

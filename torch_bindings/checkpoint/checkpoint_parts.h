@@ -49,22 +49,27 @@ std::string archive_bytes(const std::function<void(torch::serialize::OutputArchi
 // Archive of such bytes, with tensors as device_of_archives() has it.
 torch::serialize::InputArchive archive_from(const std::string& bytes);
 
+// The rank of the set that reads and writes: the lowest.
+int writer_of(const ProcessSet& set);
+
+// "The writer" is that of the process set of the Checkpoints.
 class CheckpointPart {
  public:
   virtual ~CheckpointPart() = default;
-  // What all ranks must have alike.
-  virtual Fact fact(const std::string& name) const = 0;
+  // What all ranks must have alike. Throws for what can't be saved and loaded in this set.
+  virtual Fact fact(const std::string& name, const ProcessSet& set) const = 0;
   // What take() needs of other ranks. Collective.
   virtual void gather() {}
-  // A copy, in the memory of the host. On rank 0.
+  // A copy, in the memory of the host. On the writer.
   virtual c10::IValue take() = 0;
-  // Why `saved` can't be loaded; empty if it can. On rank 0; changes nothing.
+  // Why `saved` can't be loaded; empty if it can. On the writer; changes nothing.
   virtual std::string misfit(const c10::IValue& saved) const = 0;
-  // On rank 0.
+  // On the writer.
   virtual void load(const c10::IValue& saved) = 0;
-  // Gives all ranks what rank 0 has loaded. Collective.
-  virtual void spread(const std::string& name) = 0;
-  // Tensors that each rank changes by itself (running means): the others may differ from rank 0's.
+  // Gives all ranks of the set what the writer has loaded. Collective.
+  virtual void spread(const std::string& name, const ProcessSet& set) = 0;
+  // Tensors that each rank changes by itself (running means): the others may differ from the
+  // writer's.
   virtual NamedTensors own_tensors() const { return {}; }
   // When it is loaded. Archives come before the bulk, since they may refuse what they are given,
   // and behind the optimizers, since a schedule has the last word on a learning rate.

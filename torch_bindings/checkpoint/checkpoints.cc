@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <thread>
+#include <type_traits>
 
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
@@ -19,6 +20,7 @@
 #include "horon/torch_bindings/checkpoint/opened_checkpoint.h"
 #include "horon/torch_bindings/checkpoint/random_state.h"
 #include "horon/torch_bindings/checkpoint/rank_state.h"
+#include "horon/torch_bindings/collectives/agreed_path.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/tensors/collective_step.h"
 #include "horon/torch_bindings/tensors/failures.h"
@@ -45,11 +47,10 @@ class Checkpoints::Impl {
  public:
   Impl(std::string folder, const CheckpointOptions& options)
       : folder_(std::move(folder)), options_(options) {
-    on_all_ranks(
-        [&] {
-          if (rank() == 0) torch_detail::prepare_folder(folder_);
-        },
-        {.name = "Checkpoints", .worker = 0});
+    require_same_path("Checkpoints", folder_);
+    together("Checkpoints", [&] {
+      if (is_writer()) torch_detail::prepare_folder(folder_);
+    });
   }
 
   ~Impl() {
@@ -70,90 +71,102 @@ class Checkpoints::Impl {
     agree("Checkpoints::save", step, values.metric, [] { return std::string(); });
     std::string own;
     c10::impl::GenericDict content = torch_detail::text_dictionary();
-    on_all_ranks([&] { finish(); }, {.name = "Checkpoints::save", .worker = 0});
+    together("Checkpoints::save", [&] { finish(); });
     gather_parts();
     const std::string buffers_of_root =
-        broadcast_bytes(torch_detail::buffer_fingerprints(parts_), {.name = "checkpoint.buffers"});
+        broadcast_bytes(torch_detail::buffer_fingerprints(parts_), from_writer("buffers"));
     on_all_ranks(
         [&] {
           own = torch_detail::to_bytes(own_state(buffers_of_root));
-          if (rank() == 0) content = copy_parts(values);
+          if (is_writer()) content = torch_detail::content_of(parts_, values.values, set().size());
         },
-        {.name = "Checkpoints::save"});
-    const std::vector<std::string> of_ranks = gather_bytes(own, {.name = "checkpoint.ranks"});
-    on_all_ranks(
-        [&] {
-          if (rank() != 0) return;
-          c10::impl::GenericList list(c10::AnyType::get());
-          for (const std::string& bytes : of_ranks) list.push_back(torch_detail::from_bytes(bytes));
-          content.insert(kRanks, list);
-          write({.number = 0, .step = step, .metric = values.metric}, content);
-          if (!options_.in_background) finish();
-        },
-        {.name = "Checkpoints::save"});
+        in_set("Checkpoints::save"));
+    const std::vector<std::string> of_ranks = gather_bytes(own, from_writer("ranks"));
+    together("Checkpoints::save", [&] {
+      if (!is_writer()) return;
+      c10::impl::GenericList list(c10::AnyType::get());
+      for (const std::string& bytes : of_ranks) list.push_back(torch_detail::from_bytes(bytes));
+      content.insert(kRanks, list);
+      write({.number = 0, .step = step, .metric = values.metric}, content);
+      if (!options_.in_background) finish();
+    });
   }
 
   void wait() {
-    on_all_ranks([&] { finish(); }, {.name = "Checkpoints::wait", .worker = 0});
+    together("Checkpoints::wait", [&] { finish(); });
   }
 
-  // `find`: candidates, the best first; called on rank 0. The rest is for people, where there are
-  // candidates and none can be read.
+  // `find`: candidates, the best first; called on the writer. The rest is for people, where there
+  // are candidates and none can be read.
   std::optional<LoadedCheckpoint> load(const std::function<std::vector<FoundCheckpoint>()>& find,
                                        std::string_view sought = "checkpoint",
                                        std::string_view advice = ". Move them away to begin anew") {
-    std::string header_of_rank_0;
-    const std::optional<OpenedCheckpoint> opened = on_all_ranks(
-        [&]() -> std::optional<OpenedCheckpoint> {
-          finish();
-          if (rank() != 0) return std::nullopt;
-          std::optional<OpenedCheckpoint> first = torch_detail::open_first(find(), sought, advice);
-          header_of_rank_0 = torch_detail::header_of(first);
-          return first;
-        },
-        {.name = "Checkpoints::load", .worker = 0});
+    std::string own_header;
+    const auto opened = together("Checkpoints::load", [&]() -> std::optional<OpenedCheckpoint> {
+      finish();
+      if (!is_writer()) return std::nullopt;
+      std::optional<OpenedCheckpoint> first = torch_detail::open_first(find(), sought, advice);
+      own_header = torch_detail::header_of(first);
+      return first;
+    });
     const c10::IValue header =
-        torch_detail::from_bytes(broadcast_bytes(header_of_rank_0, {.name = "checkpoint.header"}));
+        torch_detail::from_bytes(broadcast_bytes(own_header, from_writer("header")));
     if (header.toGenericDict().empty()) return std::nullopt;
     const c10::impl::GenericList of_ranks = opened ? torch_detail::list_in(opened->content, kRanks)
                                                    : c10::impl::GenericList(c10::AnyType::get());
     agree("Checkpoints::load", 0, {},
           [&] { return opened ? misfit(*opened, of_ranks) : std::string(); });
-    const torch_detail::SavedOfRanks saved =
-        torch_detail::share_states(of_ranks, static_cast<int>(value_in(header, kRanks).toInt()));
+    const torch_detail::SavedOfRanks saved = torch_detail::share_states(
+        of_ranks, static_cast<int>(value_in(header, kRanks).toInt()), set());
     using Turn = torch_detail::CheckpointPart::Turn;
     load_parts(opened, Turn::Optimizer);
     load_of_ranks(saved);  // also optimizers
     load_parts(opened, Turn::Archive);
     load_parts(opened, Turn::Bulk);
-    on_all_ranks([&] { torch_detail::load_rank_state(parts_, saved); },
-                 {.name = "Checkpoints::load"});
-    return loaded_from(header);
+    on_all_ranks([&] { torch_detail::load_rank_state(parts_, saved, set()); },
+                 in_set("Checkpoints::load"));
+    return torch_detail::loaded_from(header);
   }
 
-  // On rank 0.
+  // On the writer.
   std::vector<FoundCheckpoint> newest() const { return torch_detail::list_checkpoints(folder_); }
   std::vector<FoundCheckpoint> best() const {
     return torch_detail::best_first(newest(), options_.best == CheckpointOptions::Best::Lowest);
   }
 
-  // The path of the first one with a readable label, from rank 0.
+  // The path of the first one with a readable label, from the writer.
   std::optional<std::string> first(const std::function<std::vector<FoundCheckpoint>()>& find) {
-    const std::string path = on_all_ranks(
-        [&]() -> std::string {
-          finish();
-          if (rank() != 0) return {};
-          for (const FoundCheckpoint& one : find()) {
-            if (one.problem.empty()) return one.path;
-          }
-          return {};
-        },
-        {.name = "Checkpoints", .worker = 0});
-    std::string agreed = broadcast_bytes(path, {.name = "checkpoint.path"});
+    const std::string path = together("Checkpoints", [&]() -> std::string {
+      finish();
+      if (!is_writer()) return {};
+      for (const FoundCheckpoint& one : find()) {
+        if (one.problem.empty()) return one.path;
+      }
+      return {};
+    });
+    std::string agreed = broadcast_bytes(path, from_writer("path"));
     return agreed.empty() ? std::nullopt : std::optional<std::string>(std::move(agreed));
   }
 
+  // Of this call: the writer alone reads it.
+  void require_same_path(const char* call, const std::string& path) const {
+    torch_detail::require_same_path(call, path,
+                                    "Give all ranks the same; process sets that train models of "
+                                    "their own have Checkpoints of their own: {.process_set = set}",
+                                    set());
+  }
+
  private:
+  const ProcessSet& set() const { return options_.process_set; }
+  bool is_writer() const { return set().rank() == 0; }
+  int writer() const { return torch_detail::writer_of(set()); }
+  AgreementOptions in_set(std::string name) const {
+    return {.name = std::move(name), .process_set = set()};
+  }
+  ObjectOptions from_writer(const char* what) const {  // or to it
+    return {.name = concat("checkpoint.", what), .root = writer(), .process_set = set()};
+  }
+
   void claim(const std::string& name) {
     const bool reserved =
         name == kAbout || name == kValues || name == kRanks || name == kRandom || name == kBuffers;
@@ -169,7 +182,7 @@ class Checkpoints::Impl {
   std::vector<Fact> facts_of(int64_t step, const std::optional<double>& metric) const {
     std::vector<Fact> facts{{"the step", std::to_string(step)},
                             {"the metric", torch_detail::metric_text(metric)}};
-    for (const auto& [name, part] : parts_) facts.push_back(part->fact(name));
+    for (const auto& [name, part] : parts_) facts.push_back(part->fact(name, set()));
     for (const auto& [name, thing] : of_ranks_) {
       facts.push_back({concat("\"", name, "\""), "a thing of each rank"});
     }
@@ -187,29 +200,14 @@ class Checkpoints::Impl {
     } catch (...) {
       error = core::current_error().what();
     }
-    torch_detail::require_agreement(call, facts, error, {});
+    torch_detail::require_agreement(call, facts, error, set());
   }
 
   // Each of them, as some ranks may have no part in one that fails.
   void gather_parts() const {
     torch_detail::Failures failures;
     for (const auto& entry : parts_) failures.run([&] { entry.second->gather(); });
-    torch_detail::throw_together(failures.first(), {.name = "Checkpoints::save"});
-  }
-
-  c10::impl::GenericDict copy_parts(const CheckpointValues& values) {
-    c10::impl::GenericDict content = torch_detail::text_dictionary();
-    c10::impl::GenericDict about = torch_detail::text_dictionary();
-    about.insert("format", int64_t{1});
-    about.insert("ranks", int64_t{size()});
-    content.insert(kAbout, about);
-    c10::impl::GenericDict own = torch_detail::text_dictionary();
-    for (const auto& [name, value] : values.values) {
-      own.insert(name, torch_detail::plain_copy(name, value));
-    }
-    content.insert(kValues, own);
-    for (const auto& [name, part] : parts_) content.insert(name, part->take());
-    return content;
+    torch_detail::throw_together(failures.first(), in_set("Checkpoints::save"));
   }
 
   c10::IValue own_state(const std::string& buffers_of_root) const {
@@ -222,31 +220,39 @@ class Checkpoints::Impl {
     return own;
   }
 
-  void write(CheckpointLabel label, const c10::IValue& content) {
+  void write(const CheckpointLabel& label, const c10::IValue& content) {
     const core::BlockedSignals blocked;
-    writer_ = std::thread([this, label, content]() mutable {
+    writer_ = std::thread([this, label, content] {
       try {
         if (!std::exchange(tidied_, true)) torch_detail::remove_unfinished(folder_);
-        for (const FoundCheckpoint& one : newest()) {
-          label.number = std::max(label.number, one.label.number + 1);
-        }
-        torch_detail::write_checkpoint_file(torch_detail::checkpoint_path(folder_, label.step),
-                                            label, content);
-        torch_detail::prune_folder(folder_, options_.keep_last, options_.keep_best,
-                                   options_.best == CheckpointOptions::Best::Lowest);
+        torch_detail::add_to_folder(folder_, label, content, options_);
       } catch (...) {
         failure_ = core::current_error();
       }
     });
   }
 
-  // The file that is being written; does nothing on other ranks than 0.
+  // The file that is being written; does nothing on other ranks than the writer. Within together().
   void finish() {
     if (writer_.joinable()) writer_.join();
-    if (const std::optional<Error> failure = std::exchange(failure_, std::nullopt)) throw *failure;
+    if (failure_) throw *failure_;
   }
 
-  // Why the checkpoint can't be loaded here. On rank 0.
+  // All ranks have been told of a file's error when they get it from here. Where a rank is gone
+  // they get another one, and it stays for the next call or the log.
+  template <class Work>
+  std::invoke_result_t<Work> together(const char* name, const Work& work) {
+    try {
+      return on_all_ranks(work, {.name = name, .process_set = set(), .worker = writer()});
+    } catch (const Error& error) {
+      if (writer_.joinable()) throw;  // it may be writing to failure_
+      const bool is_told = failure_ && std::string_view(error.what()).ends_with(failure_->what());
+      if (is_told) failure_.reset();
+      throw;
+    }
+  }
+
+  // Why the checkpoint can't be loaded here. On the writer.
   std::string misfit(const OpenedCheckpoint& opened, const c10::impl::GenericList& of_ranks) const {
     const auto says = [&](const std::string& name, const std::string& what) {
       return concat("checkpoint ", opened.path, ", \"", name, "\": ", what);
@@ -264,11 +270,11 @@ class Checkpoints::Impl {
           return says(name, concat("it has nothing of that name of rank ", r));
         }
       }
-      if (!thing.load_resharded && static_cast<int>(of_ranks.size()) != size()) {
+      if (!thing.load_resharded && static_cast<int>(of_ranks.size()) != set().size()) {
         return says(name, concat("it was saved by ", of_ranks.size(),
                                  " ranks, and what has no "
                                  "load_resharded() can't be loaded by ",
-                                 size()));
+                                 set().size()));
       }
     }
     return {};
@@ -283,9 +289,9 @@ class Checkpoints::Impl {
             if (part->turn() == turn) part->load(value_in(opened->content, name));
           }
         },
-        {.name = "Checkpoints::load"});
+        in_set("Checkpoints::load"));
     for (const auto& [name, part] : parts_) {
-      if (part->turn() == turn) part->spread(name);
+      if (part->turn() == turn) part->spread(name, set());
     }
   }
 
@@ -309,28 +315,15 @@ class Checkpoints::Impl {
               thing.load_resharded(archives);
             }
           },
-          {.name = concat("checkpoint: \"", name, "\"")});
+          in_set(concat("checkpoint: \"", name, "\"")));
     }
-  }
-
-  static LoadedCheckpoint loaded_from(const c10::IValue& header) {
-    LoadedCheckpoint loaded;
-    loaded.path = value_in(header, "path").toStringRef();
-    loaded.step = value_in(header, "step").toInt();
-    loaded.ranks = static_cast<int>(value_in(header, kRanks).toInt());
-    const c10::IValue metric = value_in(header, "metric");
-    if (metric.isDouble()) loaded.metric = metric.toDouble();
-    for (const auto& entry : value_in(header, kValues).toGenericDict()) {
-      loaded.values.emplace(entry.key().toStringRef(), entry.value());
-    }
-    return loaded;
   }
 
   const std::string folder_;
   const CheckpointOptions options_;
   torch_detail::NamedParts parts_;
   std::vector<std::pair<std::string, Archived>> of_ranks_;
-  std::thread writer_;            // on rank 0; it alone uses what follows while it runs
+  std::thread writer_;            // on the writer; it alone uses what follows while it runs
   std::optional<Error> failure_;  // of the last file
   bool tidied_ = false;           // what an earlier job has left unfinished is gone
 };
@@ -386,6 +379,7 @@ std::optional<LoadedCheckpoint> Checkpoints::load_best() {
 }
 
 LoadedCheckpoint Checkpoints::load(const std::string& path) {
+  impl_->require_same_path("Checkpoints::load", path);
   return *impl_->load([&] { return std::vector<FoundCheckpoint>{{.path = path}}; }, "checkpoint",
                       "");
 }

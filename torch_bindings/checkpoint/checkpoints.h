@@ -11,17 +11,19 @@
 //   }
 //   checkpoints.wait();
 //
-// One file for each checkpoint, written by rank 0, to a folder that it alone must see. What is
-// alike on all ranks comes from rank 0, and load() gives it to all; what each rank has of its own
-// (random numbers, add_of_rank()) is gathered and given back to each. Training that goes on from a
-// checkpoint makes the same steps, bit for bit, as if it had never stopped (on the CPU, on as many
-// ranks). Save between steps: gradients are no part of it.
+// One file for each checkpoint, written by rank 0, to a folder that it alone must see; all ranks
+// name the same one. What is alike on all ranks comes from rank 0, and load() gives it to all; what
+// each rank has of its own (random numbers, add_of_rank()) is gathered and given back to each.
+// Where process sets train a model each, each has Checkpoints with its process_set and a folder of
+// its own: then "all ranks" are those of the set, and "rank 0" is the lowest of them. Training that
+// goes on from a checkpoint makes the same steps, bit for bit, as if it had never stopped (on the
+// CPU, on as many ranks). Save between steps: gradients are no part of it.
 //
 // The file: see checkpoint_file.h and the bindings' README.md. Python reads it:
 // torch.load(file, weights_only=True)["model"] is a state_dict.
 //
-// All calls but the destructor are collective over all ranks, and block; errors are the same on all
-// ranks. One thread at a time.
+// All calls but add() and the destructor are collective over all ranks, and block; errors are the
+// same on all ranks. One thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -37,6 +39,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include "horon/ops/session/process_set.h"
 #include "horon/torch_bindings/tensors/named_tensors.h"
 
 namespace torch::nn {
@@ -61,6 +64,8 @@ struct CheckpointOptions {
   Best best = Best::Lowest;
   // false: save() waits until the file is on the disk.
   bool in_background = true;
+  // The ranks that train what is saved. On the others it is an Error(InvalidArgument).
+  ProcessSet process_set = {};
 };
 
 struct CheckpointValues {
@@ -85,8 +90,9 @@ struct LoadedCheckpoint {
 class Checkpoints {
  public:
   // Rank 0 makes the folder; the first save() takes out of it what a job has left that was killed
-  // while it wrote. Throws Error(OperationFailed). This and all that follows but add() needs rank
-  // 0: once it has joined, the others throw Error(RankLeft).
+  // while it wrote. Throws Error(OperationFailed), and Error(Mismatch) if the ranks name different
+  // folders. This and all that follows but add() needs rank 0: once it has joined, the others throw
+  // Error(RankLeft). save() needs every rank.
   explicit Checkpoints(std::string folder, const CheckpointOptions& options = {});
   // Waits for the file that is being written; an error of it goes to the log.
   ~Checkpoints();
@@ -148,7 +154,8 @@ class Checkpoints {
   // saved and the rank; a warning says so.
   std::optional<LoadedCheckpoint> load_latest();
   std::optional<LoadedCheckpoint> load_best();
-  // Loads this one. Errors as above; rank 0 alone must see the file.
+  // Loads this one. Errors as above, and Error(Mismatch) if the ranks give different paths; rank 0
+  // alone must see the file.
   LoadedCheckpoint load(const std::string& path);
 
   // Paths, as far as the ends of the files tell; nothing if there is none.

@@ -5,7 +5,6 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
-#include "horon/torch_bindings/checkpoint/checkpoint_parts.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -59,6 +58,20 @@ std::optional<OpenedCheckpoint> open_first(const std::vector<FoundCheckpoint>& c
   return std::nullopt;
 }
 
+c10::impl::GenericDict content_of(const NamedParts& parts,
+                                  const std::map<std::string, c10::IValue>& values, int ranks) {
+  c10::impl::GenericDict content = text_dictionary();
+  c10::impl::GenericDict about = text_dictionary();
+  about.insert("format", int64_t{1});
+  about.insert("ranks", int64_t{ranks});
+  content.insert(kAbout, about);
+  c10::impl::GenericDict own = text_dictionary();
+  for (const auto& [name, value] : values) own.insert(name, plain_copy(name, value));
+  content.insert(kValues, own);
+  for (const auto& [name, part] : parts) content.insert(name, part->take());
+  return content;
+}
+
 std::string header_of(const std::optional<OpenedCheckpoint>& opened) {
   c10::impl::GenericDict header = text_dictionary();
   if (opened) {
@@ -70,6 +83,19 @@ std::string header_of(const std::optional<OpenedCheckpoint>& opened) {
     header.insert(kRanks, static_cast<int64_t>(list_in(opened->content, kRanks).size()));
   }
   return to_bytes(header);
+}
+
+LoadedCheckpoint loaded_from(const c10::IValue& header) {
+  LoadedCheckpoint loaded;
+  loaded.path = value_in(header, "path").toStringRef();
+  loaded.step = value_in(header, "step").toInt();
+  loaded.ranks = static_cast<int>(value_in(header, kRanks).toInt());
+  const c10::IValue metric = value_in(header, "metric");
+  if (metric.isDouble()) loaded.metric = metric.toDouble();
+  for (const auto& entry : value_in(header, kValues).toGenericDict()) {
+    loaded.values.emplace(entry.key().toStringRef(), entry.value());
+  }
+  return loaded;
 }
 
 }  // namespace horon::torch_detail

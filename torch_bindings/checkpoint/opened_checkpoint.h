@@ -1,6 +1,7 @@
 // A checkpoint that has been read and found whole.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -8,6 +9,8 @@
 #include <ATen/core/ivalue.h>
 
 #include "horon/torch_bindings/checkpoint/checkpoint_folder.h"
+#include "horon/torch_bindings/checkpoint/checkpoint_parts.h"
+#include "horon/torch_bindings/checkpoint/checkpoints.h"
 
 namespace horon::torch_detail {
 
@@ -31,8 +34,13 @@ struct OpenedCheckpoint {
 std::optional<OpenedCheckpoint> open_first(const std::vector<FoundCheckpoint>& candidates,
                                            std::string_view sought, std::string_view advice);
 
+// What a file of so many ranks holds, but kRanks. On the writer.
+c10::impl::GenericDict content_of(const NamedParts& parts,
+                                  const std::map<std::string, c10::IValue>& values, int ranks);
+
 // What every rank must know of it: path, step, metric, the program's own values, and the number of
 // ranks that have saved it. A dictionary, as bytes; an empty one of nothing.
 std::string header_of(const std::optional<OpenedCheckpoint>& opened);
+LoadedCheckpoint loaded_from(const c10::IValue& header);  // not an empty one
 
 }  // namespace horon::torch_detail

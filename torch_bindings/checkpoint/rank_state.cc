@@ -4,7 +4,6 @@
 
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
-#include "horon/ops/session/session.h"
 #include "horon/torch_bindings/checkpoint/opened_checkpoint.h"
 #include "horon/torch_bindings/checkpoint/random_state.h"
 #include "horon/torch_bindings/collectives/bytes.h"
@@ -26,17 +25,18 @@ void load_buffers(const NamedParts& parts, const c10::IValue& own) {
   }
 }
 
-void begin_random_numbers_anew(const SavedOfRanks& saved) {
+void begin_random_numbers_anew(const SavedOfRanks& saved, const ProcessSet& set) {
   Fingerprint seed;
   seed.add(tensor_bytes(value_in(value_in(saved.states.front(), kRandom), "cpu").toTensor()));
-  seed.add(static_cast<uint64_t>(rank()));
+  seed.add(static_cast<uint64_t>(set.rank()));
   seed_generators(seed.value());
-  if (rank() != 0) return;
+  if (set.rank() != 0) return;
   core::log(core::LogLevel::Warn,
             core::concat("the checkpoint was saved by ", saved.ranks,
-                         saved.ranks == 1 ? " rank" : " ranks", " and loaded by ", size(),
+                         saved.ranks == 1 ? " rank" : " ranks", " and loaded by ", set.size(),
                          ": random numbers begin anew on each rank, and buffers that "
-                         "differed are rank 0's"));
+                         "differed are those of rank ",
+                         writer_of(set)));
 }
 
 // What other ranks than the one that saved it can use.
@@ -52,18 +52,22 @@ c10::IValue things_in(const c10::IValue& state, bool with_random) {
 
 }  // namespace
 
-SavedOfRanks share_states(const c10::impl::GenericList& of_ranks, int ranks) {
-  SavedOfRanks saved{ranks, ranks == size(), {}};
+SavedOfRanks share_states(const c10::impl::GenericList& of_ranks, int ranks,
+                          const ProcessSet& set) {
+  SavedOfRanks saved{ranks, ranks == set.size(), {}};
+  const auto named = [&](const char* name) {
+    return ObjectOptions{.name = name, .root = writer_of(set), .process_set = set};
+  };
   if (saved.same_ranks) {
     std::vector<std::string> parts;
     for (const c10::IValue& state : of_ranks) parts.push_back(to_bytes(state));
-    saved.states.push_back(from_bytes(scatter_bytes(parts, {.name = "checkpoint.ranks"})));
+    saved.states.push_back(from_bytes(scatter_bytes(parts, named("checkpoint.ranks"))));
     return saved;
   }
   c10::impl::GenericList things(c10::AnyType::get());
   for (const c10::IValue& state : of_ranks) things.push_back(things_in(state, things.empty()));
-  const std::string all = broadcast_bytes(rank() == 0 ? to_bytes(things) : std::string(),
-                                          {.name = "checkpoint.all_ranks"});
+  const std::string all = broadcast_bytes(set.rank() == 0 ? to_bytes(things) : std::string(),
+                                          named("checkpoint.all_ranks"));
   for (const c10::IValue& state : from_bytes(all).toList()) saved.states.push_back(state);
   return saved;
 }
@@ -99,8 +103,8 @@ c10::IValue differing_buffers(const NamedParts& parts, const std::string& finger
   return own;
 }
 
-void load_rank_state(const NamedParts& parts, const SavedOfRanks& saved) {
-  if (!saved.same_ranks) return begin_random_numbers_anew(saved);
+void load_rank_state(const NamedParts& parts, const SavedOfRanks& saved, const ProcessSet& set) {
+  if (!saved.same_ranks) return begin_random_numbers_anew(saved, set);
   const c10::IValue& own = saved.states.front();
   load_buffers(parts, value_in(own, kBuffers));
   set_random_states(value_in(own, kRandom));

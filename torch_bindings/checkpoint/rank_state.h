@@ -14,7 +14,7 @@ namespace horon::torch_detail {
 
 // 64 bits for each own tensor of the parts, one after the other.
 std::string buffer_fingerprints(const NamedParts& parts);
-// Copies of the own tensors whose fingerprint is another one than on rank 0: part to name to
+// Copies of the own tensors whose fingerprint is another one than on the writer: part to name to
 // tensor.
 c10::IValue differing_buffers(const NamedParts& parts, const std::string& fingerprints_of_root);
 
@@ -23,16 +23,18 @@ struct SavedOfRanks {
   int ranks = 0;            // that saved it
   bool same_ranks = false;  // as many as load it
   // On as many ranks what this rank has saved; on another number the things of all of them, in
-  // their order, with rank 0's random numbers.
+  // their order, with the random numbers of the first.
   std::vector<c10::IValue> states;
 };
 
-// Sends each rank what it needs of `of_ranks`, which rank 0 has read (empty elsewhere). `ranks`:
-// how many have saved it. Collective.
-SavedOfRanks share_states(const c10::impl::GenericList& of_ranks, int ranks);
+// Sends each rank of the set what it needs of `of_ranks`, which the writer has read (empty
+// elsewhere). `ranks`: how many have saved it. Collective.
+SavedOfRanks share_states(const c10::impl::GenericList& of_ranks, int ranks,
+                          const ProcessSet& set = {});
 
-// Random numbers and buffers. On another number of ranks all keep rank 0's buffers, and random
-// numbers begin anew, with a seed made of what rank 0 saved and the rank, of which rank 0 warns.
-void load_rank_state(const NamedParts& parts, const SavedOfRanks& saved);
+// Random numbers and buffers. On another number of ranks all keep the writer's buffers, and random
+// numbers begin anew, with a seed made of what the first rank saved and the rank's place in the
+// set, of which the writer warns.
+void load_rank_state(const NamedParts& parts, const SavedOfRanks& saved, const ProcessSet& set);
 
 }  // namespace horon::torch_detail

@@ -60,6 +60,7 @@ class Linear : public torch::autograd::Function<Linear> {
 // gradient must still take part in backward, which is collective.
 at::Tensor run(const at::Tensor& tensor, const Forward& forward) {
   const bool differentiable = at::GradMode::is_enabled() && tensor.defined() &&
+                              !tensor.is_nested() &&  // which the plain form refuses
                               (tensor.is_floating_point() || tensor.is_complex()) &&
                               !torch_detail::is_moved_only(tensor);
   if (!differentiable) return forward(tensor).tensor;
@@ -200,7 +201,8 @@ at::Tensor gather(const at::Tensor& tensor, const GatherOptions& given) {
 at::Tensor scatter(const at::Tensor& tensor, const ScatterOptions& given) {
   const ScatterOptions options = with_fixed_name(given, "autograd.scatter");
   // Rows that are not read get zeros as their gradient: from this slice.
-  const bool has_rows = tensor.defined() && tensor.dim() > 0;
+  const bool has_rows = tensor.defined() && tensor.layout() == at::kStrided &&
+                        !tensor.is_nested() && tensor.dim() > 0;
   const bool reads_rows = is_initialized() && rank() == options.root;
   const at::Tensor used = has_rows && !reads_rows ? tensor.slice(0, 0, 0) : tensor;
   return run(used, [options](const at::Tensor& input) -> Outcome {

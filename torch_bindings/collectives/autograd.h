@@ -22,6 +22,8 @@
 //    `+ 0 * y.sum()`. Where the gradient that comes back is undefined, zeros take part. Results of
 //    floating and complex types therefore require grad on every rank whenever gradients are
 //    recorded, whether the tensor that was given does or not.
+//  - Backward adds up what comes from the ranks' losses as they are. A reducer's set_weight() comes
+//    later and can't weight them: multiply the losses instead.
 //  - Each call waits, in forward and in backward. So all ranks make the calls of one thread in the
 //    same order; autograd then goes back through them in the opposite order on all of them.
 //

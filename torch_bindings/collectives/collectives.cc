@@ -97,8 +97,7 @@ Pending pending_scatter(const at::Tensor& tensor, const ScatterOptions& options)
                                                            options.name, options.process_set);
   pending->set_root(options.root);
   if (options.root != rank()) {
-    pending->add_rows(tensor.defined() && tensor.dim() > 0 ? tensor.slice(0, 0, 0) : tensor, {},
-                      options.output);
+    pending->add_rows(tensor, {}, options.output);
     return pending;
   }
   pending->add_rows(tensor, options.splits.empty() ? pending->even_splits(tensor) : options.splits,

@@ -101,7 +101,7 @@ Pending pending_scatter(const Tensors& tensors, const ScatterOptions& options) {
       pending->add_rows(tensor,
                         options.splits.empty() ? pending->even_splits(tensor) : options.splits);
     } else {
-      pending->add_rows(tensor.defined() && tensor.dim() > 0 ? tensor.slice(0, 0, 0) : tensor);
+      pending->add_rows(tensor);
     }
   }
   return pending;

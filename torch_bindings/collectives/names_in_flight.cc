@@ -1,5 +1,7 @@
 #include "horon/torch_bindings/collectives/names_in_flight.h"
 
+#include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,8 +21,8 @@ bool has_ended(const NamedCall* call) {
 
 }  // namespace
 
-void NamesInFlight::take(uint32_t set, const std::string& name,
-                         const std::shared_ptr<NamedCall>& call) {
+std::shared_ptr<NamedCall> NamesInFlight::try_take(uint32_t set, const std::string& name,
+                                                   const std::shared_ptr<NamedCall>& call) {
   std::string key = concat(set, " ", name);
   // Calls that were looked at. If everybody else lets go of one meanwhile, it ends here, and not
   // under the lock: memory of the program goes with it, which may call back.
@@ -34,18 +36,35 @@ void NamesInFlight::take(uint32_t set, const std::string& name,
   const std::lock_guard lock(mutex_);
   const auto [known, is_new] = calls_.try_emplace(std::move(key), call);
   if (is_new) {
-    if (calls_.size() < next_sweep_) return;
+    if (calls_.size() < next_sweep_) return nullptr;
     std::erase_if(calls_, [&](const auto& each) { return has_ended(look_at(each.second)); });
     next_sweep_ = 2 * calls_.size() + kSweepMin;
-    return;
+    return nullptr;
   }
-  if (!has_ended(look_at(known->second))) {
-    throw Error(
-        ErrorCode::DuplicateName,
-        concat("tensor \"", name, "\": a call of this name is in flight; wait for that call, ",
-               "or give this one another name"));
-  }
+  if (!has_ended(look_at(known->second))) return seen.back();
   known->second = call;
+  return nullptr;
+}
+
+void NamesInFlight::take(uint32_t set, const std::string& name,
+                         const std::shared_ptr<NamedCall>& call) {
+  if (try_take(set, name, call) == nullptr) return;
+  throw Error(
+      ErrorCode::DuplicateName,
+      concat("tensor \"", name, "\": a call of this name is in flight; wait for that call, ",
+             "or give this one another name"));
+}
+
+void NamesInFlight::take_in_turn(uint32_t set, const std::string& name,
+                                 const std::shared_ptr<NamedCall>& call) {
+  while (const std::shared_ptr<NamedCall> before = try_take(set, name, call)) {
+    const core::HandleState* const handle = before->handle.load(std::memory_order_acquire);
+    if (handle == nullptr) {
+      std::this_thread::yield();  // another thread is about to submit it
+    } else {
+      (void)handle->wait(std::nullopt);
+    }
+  }
 }
 
 NamesInFlight& names_in_flight() {

@@ -27,8 +27,14 @@ class NamesInFlight {
   // name is free again when the handle has finished or the call is gone. Throws
   // Error(DuplicateName).
   void take(uint32_t set, const std::string& name, const std::shared_ptr<NamedCall>& call);
+  // The same for names that Horon has counted, which come again: waits until the name is free.
+  void take_in_turn(uint32_t set, const std::string& name, const std::shared_ptr<NamedCall>& call);
 
  private:
+  // The call that has the name; null: the name has been free, and is taken.
+  std::shared_ptr<NamedCall> try_take(uint32_t set, const std::string& name,
+                                      const std::shared_ptr<NamedCall>& call);
+
   static constexpr size_t kSweepMin = 1024;
 
   std::mutex mutex_;

@@ -10,6 +10,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -81,6 +82,17 @@ Tensors tensors_in(const c10::IValue& value) {
   return tensors;
 }
 
+// The same of what an archive holds, and the archives in it.
+Tensors tensors_in(::torch::serialize::InputArchive& archive) {
+  Tensors tensors;
+  for (const std::string& key : archive.keys()) {
+    c10::IValue value;
+    archive.read(key, value);
+    for (at::Tensor& tensor : tensors_in(value)) tensors.push_back(std::move(tensor));
+  }
+  return tensors;
+}
+
 bool has_gpu_tensors(const std::string& places) {
   return places.find(kOfGpu) < places.find(kEndOfPlaces);
 }
@@ -131,6 +143,26 @@ c10::IValue read_ivalue(const std::string& bytes) {
   Tensors tensors = read;
   put_in_places(bytes, tensors);
   return with_tensors(value, read, tensors);
+}
+
+std::string write_archive(::torch::serialize::OutputArchive& archive) {
+  std::ostringstream stream;
+  archive.save_to(stream);
+  const std::string content = std::move(stream).str();
+  ::torch::serialize::InputArchive copy;
+  copy.load_from(content.data(), content.size(), device_of_archives());
+  return places_of(tensors_in(copy)) + content;
+}
+
+void read_archive(::torch::serialize::InputArchive& archive, const std::string& bytes) {
+  const size_t begin = begin_of_content(bytes);
+  archive.load_from(bytes.data() + begin, bytes.size() - begin, c10::Device(c10::kCPU));
+  const Tensors read = tensors_in(archive);
+  Tensors placed = read;
+  put_in_places(bytes, placed);
+  for (size_t i = 0; i < read.size(); ++i) {
+    if (read[i].device() != placed[i].device()) read[i].set_data(placed[i]);
+  }
 }
 
 void read_module(::torch::nn::Module& module, const std::string& bytes) {

@@ -63,6 +63,9 @@ std::vector<at::Tensor> read_tensors(const std::string& bytes);
 at::Tensor read_tensor(const std::string& bytes);
 std::string write_ivalue(const c10::IValue& value);
 c10::IValue read_ivalue(const std::string& bytes);
+// The same of an archive. What reads it gets its tensors where the header says.
+std::string write_archive(::torch::serialize::OutputArchive& archive);
+void read_archive(::torch::serialize::InputArchive& archive, const std::string& bytes);
 // Into a module, from what torch::save() has written.
 void read_module(::torch::nn::Module& module, const std::string& bytes);
 

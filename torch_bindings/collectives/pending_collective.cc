@@ -194,8 +194,11 @@ core::Submission PendingCollective::submission(const std::shared_ptr<PendingColl
 
 void PendingCollective::submit(const std::shared_ptr<PendingCollective>& self) {
   core::Submission begun = submission(self);  // first: without a session there are no names either
+  const std::shared_ptr<NamedCall> call(self, &named_);
   if (has_given_name_) {
-    names_in_flight().take(process_set_.id(), name, {self, &named_});
+    names_in_flight().take(process_set_.id(), name, call);
+  } else {
+    names_in_flight().take_in_turn(process_set_.id(), name, call);
   }
   state_ = ops::runtime().submit(std::move(begun));
   named_.handle.store(state_.get(), std::memory_order_release);

@@ -66,7 +66,8 @@ class PendingCollective {
   void reserve(size_t parts);
   // Adds a tensor whose result has its own shape: written to a new tensor, or to itself.
   void add(const at::Tensor& tensor, Into into);
-  // Adds a tensor whose result differs in its first dimension; a scalar counts as one row.
+  // Adds a tensor whose result differs in its first dimension; a scalar counts as one row. Of a
+  // scatter's ranks other than the root none of the rows are taken.
   // `splits`: for the members of the set, if this rank divides the rows.
   // `output`: where the result goes; undefined: to a new tensor.
   void add_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits = {},
@@ -86,8 +87,9 @@ class PendingCollective {
   // the last part and the beginning.
   uint64_t likeness() const;
 
-  // Begins. Throws Error(DuplicateName) if a call of a name that the program has given is in
-  // flight. The parts must have been checked, and `self` is this object.
+  // Begins. If a call of this name is in flight: throws Error(DuplicateName) if the program has
+  // given the name, else waits for that call first. The parts must have been checked, and `self` is
+  // this object.
   void submit(const std::shared_ptr<PendingCollective>& self);
   // The same without that error, for names that Horon gives: they are used in turn, and the last
   // call of this one has ended, or only its end has not been told yet.

@@ -33,6 +33,8 @@ void PendingCollective::add_rows(const at::Tensor& tensor, const std::vector<int
   Part& part = parts_.emplace_back();
   part.disguised = type_in_disguise(tensor);
   at::Tensor rows = tensor.dim() == 0 ? tensor.reshape({1}) : tensor;
+  if (spec.kind == CollectiveKind::Scatter && spec.root != horon::rank())
+    rows = rows.slice(0, 0, 0);
   if (!travels_as_it_is(rows)) rows = row_major(real_view(rows));
   part.row_shape = rows.sizes().slice(1);
   part.shape = rows.sizes();

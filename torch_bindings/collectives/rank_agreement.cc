@@ -7,9 +7,11 @@
 #include <map>
 #include <sstream>
 
+#include "horon/core/base/collective_ban.h"
 #include "horon/core/base/first_fault.h"
 #include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/collectives/call_names.h"
 
@@ -146,7 +148,7 @@ std::string explain_first(const std::vector<Fact>& lowest,
   }
   std::string text =
       concat(fact.what, " of rank ", lowest_rank, " differs on ", core::name_ranks(others), values);
-  if (count > 1) text += concat("; ", count, " of ", lowest.size(), " differ in all");
+  if (count > 1) text += concat("; ", count, " differ in all");
   return text;
 }
 
@@ -167,6 +169,10 @@ std::string explain(const std::vector<Fact>& lowest, const std::map<int, Differe
     }
   }
   return text;
+}
+
+std::string name_of(const AgreementOptions& options) {
+  return options.name.empty() ? "on_all_ranks" : options.name;
 }
 
 // What each rank says, by rank. Ranks that have joined say nothing.
@@ -197,9 +203,20 @@ void Fingerprint::add(const void* data, size_t bytes) {
   add(length);
 }
 
+std::optional<Error> fault_of_call(const AgreementOptions& options) {
+  core::refuse_if_banned(name_of(options));
+  ops::runtime().require_member(options.process_set.id());
+  if (!options.worker) return std::nullopt;
+  const std::vector<int> ranks = options.process_set.ranks();
+  if (std::binary_search(ranks.begin(), ranks.end(), *options.worker)) return std::nullopt;
+  return Error(ErrorCode::InvalidArgument,
+               concat("the worker, rank ", *options.worker, ", is not one of the ranks ",
+                      core::list_ranks(ranks)));
+}
+
 void throw_together(const std::optional<Error>& own, const AgreementOptions& options) {
   const ProcessSet& set = options.process_set;
-  const std::string name = options.name.empty() ? "on_all_ranks" : options.name;
+  const std::string name = name_of(options);
   const NameTurn turn(name, set.id());
   // A byte before the fault: a rank that has joined says nothing at all.
   const std::map<int, std::string> said = say(concat('.', core::fault_bytes(own)), name, set);

@@ -36,6 +36,9 @@ struct AgreementOptions {
 
 namespace torch_detail {
 
+// What is wrong with a call, for the other ranks to be told. Throws what they can't be told: there
+// is no session, or this rank is not in the set, or may not begin a collective (RankZeroScope).
+std::optional<Error> fault_of_call(const AgreementOptions& options);
 // `own` is this rank's error, if it has one. If any rank has one, all throw that of the lowest such
 // rank, whose text then names the rank. Error(RankLeft) if the worker has joined.
 void throw_together(const std::optional<Error>& own, const AgreementOptions& options);
@@ -79,24 +82,27 @@ void require_agreement(const std::string& call, const std::vector<Fact>& facts,
 
 // What `work` returns, if it has returned on all ranks. If it has thrown on any, all throw an Error
 // with the text of the lowest such rank: with its code if it was a horon::Error, else
-// OperationFailed. `work` runs on the calling thread. No collective may be in it (another
-// on_all_ranks() is one) that a throw before it would skip on one rank: the others would wait there
-// for that rank, and that rank here for them.
+// OperationFailed. `work` runs on the calling thread, and not at all where the call itself can't be
+// made: outside a session, in a RankZeroScope, on a rank that is not in the set. No collective may
+// be in it (another on_all_ranks() is one) that a throw before it would skip on one rank: the
+// others would wait there for that rank, and that rank here for them.
 //
 //   horon::on_all_ranks([&] { if (horon::rank() == 0) write_report(path); }, {.worker = 0});
 template <class Work>
 auto on_all_ranks(const Work& work, const AgreementOptions& options = {}) {
   using Result = decltype(work());
   std::optional<std::conditional_t<std::is_void_v<Result>, bool, Result>> result;
-  std::optional<Error> failure;
-  try {
-    if constexpr (std::is_void_v<Result>) {
-      work();
-    } else {
-      result.emplace(work());
+  std::optional<Error> failure = torch_detail::fault_of_call(options);
+  if (!failure) {
+    try {
+      if constexpr (std::is_void_v<Result>) {
+        work();
+      } else {
+        result.emplace(work());
+      }
+    } catch (...) {
+      failure = core::current_error();
     }
-  } catch (...) {
-    failure = core::current_error();
   }
   torch_detail::throw_together(failure, options);
   if constexpr (!std::is_void_v<Result>) return *std::move(result);

@@ -218,14 +218,24 @@ std::vector<size_t> epoch_order(const EpochOptions& options) {
   return order;
 }
 
-std::string fault_of_shard(size_t rank, size_t ranks) {
-  if (ranks == 0) return "num_replicas can't be 0";
-  if (rank < ranks) return "";
-  if (rank != static_cast<size_t>(-1)) {
-    return core::concat("rank ", rank, " is none of ", ranks, " replicas");
+Shard shard_of(std::optional<size_t> ranks, std::optional<size_t> rank, const ProcessSet& set) {
+  Shard shard;
+  if (!set.is_world() && (ranks || rank)) {
+    shard.fault = "process_set says what num_replicas and rank are; leave these two out";
+    return shard;
   }
-  return "this rank is not in the process set (its rank there is -1); only the ranks of the set "
-         "make a sampler";
+  shard.ranks = ranks ? *ranks : static_cast<size_t>(set.size());
+  shard.rank = rank ? *rank : static_cast<size_t>(set.rank());
+  if (shard.ranks == 0) {
+    shard.fault = "num_replicas can't be 0";
+  } else if (shard.rank == static_cast<size_t>(-1)) {  // as ProcessSet::rank() tells it
+    shard.fault =
+        "this rank is not in the process set (its rank there is -1); only the ranks of "
+        "the set make a sampler";
+  } else if (shard.rank >= shard.ranks) {
+    shard.fault = core::concat("rank ", shard.rank, " is none of ", shard.ranks, " replicas");
+  }
+  return shard;
 }
 
 std::vector<size_t> samples_of_rank(const EpochOptions& options, const Deal& deal,

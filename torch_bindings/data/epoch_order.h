@@ -8,8 +8,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "horon/ops/session/process_set.h"
 
 namespace horon::torch_detail {
 
@@ -123,9 +126,16 @@ struct EpochOptions {
 // in each epoch (a job that goes on with other ranks or batches begins elsewhere).
 std::vector<size_t> epoch_order(const EpochOptions& options);
 
-// Why there is no shard `rank` of `ranks`; empty if there is. A rank of -1 is one outside of a
-// process set, as ProcessSet::rank() tells it.
-std::string fault_of_shard(size_t rank, size_t ranks);
+// Which part of an epoch is this rank's.
+struct Shard {
+  size_t rank = 0;
+  size_t ranks = 1;
+  std::string fault = {};  // why there is none; empty if there is
+};
+
+// As a sampler's options say it; where they don't, it is this rank's among those of the set, which
+// needs a running session.
+Shard shard_of(std::optional<size_t> ranks, std::optional<size_t> rank, const ProcessSet& set);
 
 // The samples that rank `rank` of `ranks` draws, after what earlier jobs have drawn.
 std::vector<size_t> samples_of_rank(const EpochOptions& options, const Deal& deal,

@@ -160,6 +160,12 @@ IdxDataset::IdxDataset(const std::string& folder, Split split, const Options& op
                             " images of ", image_file));
   }
   targets_ = labels.to(at::kLong);
+  const int64_t largest = targets_.numel() == 0 ? 0 : targets_.max().item<int64_t>();
+  if (options.classes != 0 && largest >= options.classes) {
+    fail(label_file, concat("has the label ", largest, ", and there are ", options.classes,
+                            " classes; give data with labels from 0 to ", options.classes - 1,
+                            ", or a model with more classes"));
+  }
 }
 
 torch::data::Example<> IdxDataset::get_batch(c10::ArrayRef<size_t> indices) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -30,6 +31,8 @@ class IdxDataset : public torch::data::datasets::BatchDataset<IdxDataset, torch:
     // MNIST: 0.1307 and 0.3081.
     double mean = 0.0;
     double deviation = 1.0;
+    // Labels are below it, as a model with so many outputs needs them; 0: any.
+    int64_t classes = 0;
   };
 
   // Reads train-images-idx3-ubyte and train-labels-idx1-ubyte (t10k-... for the test images), each

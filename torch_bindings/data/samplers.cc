@@ -10,7 +10,6 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
-#include "horon/ops/session/session.h"
 #include "horon/torch_bindings/data/epoch_order.h"
 
 namespace horon {
@@ -212,11 +211,11 @@ struct ShardedSampler::State {
 ShardedSampler::ShardedSampler(size_t dataset_size, const SamplerOptions& options,
                                std::shared_ptr<const torch_detail::Deal> deal, size_t batch)
     : state_(std::make_shared<State>()) {
-  state_->replicas =
-      options.num_replicas ? *options.num_replicas : static_cast<size_t>(horon::size());
-  state_->rank = options.rank ? *options.rank : static_cast<size_t>(horon::rank());
-  const std::string fault = torch_detail::fault_of_shard(state_->rank, state_->replicas);
-  if (!fault.empty()) refuse_sampler(fault);
+  const torch_detail::Shard shard =
+      torch_detail::shard_of(options.num_replicas, options.rank, options.process_set);
+  if (!shard.fault.empty()) refuse_sampler(shard.fault);
+  state_->replicas = shard.ranks;
+  state_->rank = shard.rank;
   state_->deal = std::move(deal);
   state_->dataset_size = dataset_size;
   state_->batch = batch;

@@ -19,14 +19,16 @@
 
 #include <torch/data/samplers/base.h>
 
+#include "horon/ops/session/process_set.h"
+
 namespace horon {
 namespace torch_detail {
 class Deal;
 }
 
 struct SamplerOptions {
-  // The shards, and which of them is ours; by default size() and rank(), which need a running
-  // session.
+  // The shards, and which of them is ours; by default those of the process set, which need a
+  // running session.
   std::optional<size_t> num_replicas = {};
   std::optional<size_t> rank = {};
   // The same on all ranks. Permutations are a function of seed, epoch and dataset size, on every
@@ -43,6 +45,9 @@ struct SamplerOptions {
   // join(), and before the next one take over parameters, optimizer state and the place of the
   // schedule from the rank that came last. Not together with drop_last.
   bool uneven = false;
+  // The ranks that share the samples; the others make no sampler: there it is an
+  // Error(InvalidArgument), and also together with num_replicas or rank.
+  ProcessSet process_set = {};
 };
 
 // Where a sampler is.
@@ -108,8 +113,8 @@ class DistributedRandomSampler : public ShardedSampler {
 // sum counts with allreduce after the loop, and call no collectives inside it.
 class DistributedSequentialSampler : public ShardedSampler {
  public:
-  // Of the options only num_replicas and rank matter. Throws Error(InvalidArgument) as above. Each
-  // reset() begins from the first sample, but the first one behind load().
+  // Of the options only num_replicas, rank and process_set matter. Throws Error(InvalidArgument) as
+  // above. Each reset() begins from the first sample, but the first one behind load().
   explicit DistributedSequentialSampler(size_t dataset_size, const SamplerOptions& options = {});
 };
 

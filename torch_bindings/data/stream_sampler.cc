@@ -9,7 +9,6 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
-#include "horon/ops/session/session.h"
 #include "horon/torch_bindings/data/epoch_order.h"
 
 namespace horon {
@@ -100,11 +99,11 @@ DistributedStreamSampler::DistributedStreamSampler(const StreamOptions& options)
     : state_(std::make_shared<State>()) {
   State& s = *state_;
   s.options = options;
-  s.place.replicas =
-      options.num_replicas ? *options.num_replicas : static_cast<size_t>(horon::size());
-  s.rank = options.rank ? *options.rank : static_cast<size_t>(horon::rank());
-  const std::string fault = torch_detail::fault_of_shard(s.rank, s.place.replicas);
-  if (!fault.empty()) refuse_stream(fault);
+  const torch_detail::Shard shard =
+      torch_detail::shard_of(options.num_replicas, options.rank, options.process_set);
+  if (!shard.fault.empty()) refuse_stream(shard.fault);
+  s.place.replicas = shard.ranks;
+  s.rank = shard.rank;
 }
 
 void DistributedStreamSampler::set_epoch(size_t epoch) {

@@ -38,13 +38,15 @@ struct StreamOptions {
   // Of an epoch of known length, true: all ranks read equally many records (the last ones, fewer
   // than ranks, are passed over). false: some read one more; end the epoch with join().
   bool drop_last = true;
+  ProcessSet process_set = {};  // as in SamplerOptions
 };
 
 // Saves and loads its place as the other samplers do. All ranks must have read equally many records
 // if a job of another number of ranks is to go on there, or all have come to the end of the epoch.
 class DistributedStreamSampler : public torch::data::samplers::Sampler<StreamBatch> {
  public:
-  // Throws Error(InvalidArgument) for 0 replicas or a rank that is not below their number.
+  // Throws Error(InvalidArgument) for 0 replicas, a rank that is not below their number, and on a
+  // rank that is not in the process set.
   explicit DistributedStreamSampler(const StreamOptions& options = {});
 
   void set_epoch(size_t epoch);

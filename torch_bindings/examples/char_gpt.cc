@@ -5,7 +5,9 @@
 // With what a larger training has: warm-up and cosine, bfloat16, clipping, activations that are
 // computed again in backward instead of kept, checkpoints. Started again with the same folder it
 // goes on from the newest checkpoint, also on another number of ranks; in the end it writes.
+// SIGUSR1 (kill -USR1, to mpirun) stops it behind a step, with a checkpoint of that.
 #include <cmath>
+#include <csignal>
 #include <fstream>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -210,11 +212,14 @@ void Training::save() {
 void Training::run() {
   const int64_t last =
       settings_.stop_at > 0 ? std::min(settings_.stop_at, settings_.steps) : settings_.steps;
+  horon::StopRequest stop({.signals = {SIGUSR1}});  // by which a scheduler says that time is short
+  bool stops = false;
   batches_.start();
-  while (scheduler_.steps() < last) {
+  while (scheduler_.steps() < last && !stops) {
     make_step();
+    stops = stop.check();
     const int64_t step = scheduler_.steps();
-    const bool saves = step % settings_.save_every == 0 || step == last;
+    const bool saves = step % settings_.save_every == 0 || step == last || stops;
     if (saves) save();
     if (!saves && step % settings_.log_every != 0) continue;
     // To read it, the host waits for a GPU: not in each step.

@@ -87,7 +87,7 @@ double same_kind(Encoder& encoder, const example::Images& images, torch::Device 
       torch::tensor(std::vector<int64_t>(rows.begin(), rows.end()), torch::kLong);
   const at::Tensor likeness = own.mm(all.t()).scatter(1, mine.unsqueeze(1), -2);  // not itself
   const at::Tensor nearest = likeness.argmax(1);
-  horon::metrics::Accuracy accuracy({.classes = 10});
+  horon::metrics::Accuracy accuracy({.classes = 256});  // labels are bytes
   accuracy.update(images.test_labels.index_select(0, nearest),
                   images.test_labels.index_select(0, mine));
   encoder->train();

@@ -53,7 +53,7 @@ bool parse(int argc, char** argv, Settings& settings) {
   return flags.parse(argc, argv);
 }
 
-constexpr horon::IdxDataset::Options kPixels{.mean = 0.286, .deviation = 0.353};
+constexpr horon::IdxDataset::Options kReading{.mean = 0.286, .deviation = 0.353, .classes = 10};
 
 // Percent of the test images that the model gets right, counted exactly over all ranks.
 double evaluate(Net& model, const horon::IdxDataset& test, torch::Device device) {
@@ -74,7 +74,7 @@ double evaluate(Net& model, const horon::IdxDataset& test, torch::Device device)
 void train(Net& model, const Settings& settings, const horon::IdxDataset& test,
            torch::Device device) {
   const auto dataset = horon::on_all_ranks(
-      [&] { return horon::IdxDataset(settings.data, horon::IdxDataset::Split::Train, kPixels); });
+      [&] { return horon::IdxDataset(settings.data, horon::IdxDataset::Split::Train, kReading); });
   horon::DistributedRandomSampler sampler(*dataset.size(), {.seed = settings.seed});
   auto loader = torch::data::make_data_loader(dataset, sampler,
                                               torch::data::DataLoaderOptions(settings.batch_size));
@@ -111,7 +111,7 @@ int run(int argc, char** argv) {
   torch::manual_seed(settings.seed);
 
   const auto test = horon::on_all_ranks(
-      [&] { return horon::IdxDataset(settings.data, horon::IdxDataset::Split::Test, kPixels); });
+      [&] { return horon::IdxDataset(settings.data, horon::IdxDataset::Split::Test, kReading); });
   Net model;
   model->to(device);
   const bool trains = settings.evaluate.empty();

@@ -1,11 +1,13 @@
 #include "training_support.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
 #include <filesystem>
 #include <stdexcept>
+#include <type_traits>
 
 #include <ATen/core/Tensor.h>
 #include <CLI/CLI.hpp>
@@ -47,7 +49,11 @@ CLI::Validator at_least(Number least) {
   return CLI::Validator(
       [least](std::string& text) {
         Number number = 0;
-        const bool good = CLI::detail::lexical_cast(text, number) && number >= least;
+        // Of what does not fit, CLI11 makes the largest number.
+        errno = 0;
+        const bool wraps = std::is_unsigned_v<Number> && text.find('-') != std::string::npos;
+        const bool good =
+            CLI::detail::lexical_cast(text, number) && errno != ERANGE && !wraps && number >= least;
         return good
                    ? std::string()
                    : "'" + text + "' is no number of " + CLI::detail::to_string(least) + " or more";

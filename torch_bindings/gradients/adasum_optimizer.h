@@ -61,6 +61,7 @@ class AdasumSteps {
   // In its place, in the handler of what the optimizer's own step has thrown: the parameters are
   // where they were before, on all ranks, and end() throws on the others.
   void undo();
+  std::vector<int> ranks() const { return options_.process_set.ranks(); }
 
  private:
   struct Moved {
@@ -114,6 +115,7 @@ class AdasumOptimizer : public Opt,
   const std::type_info& wrapped_type() const override {
     return typeid(*this) == typeid(AdasumOptimizer) ? typeid(Opt) : typeid(*this);
   }
+  std::vector<int> ranks_of_steps() const override { return steps_.ranks(); }
 
  private:
   torch_detail::AdasumSteps steps_;

@@ -317,6 +317,9 @@ class DistributedOptimizer : public Opt,
   const std::type_info& wrapped_type() const override {
     return typeid(*this) == typeid(DistributedOptimizer) ? typeid(Opt) : typeid(*this);
   }
+  std::vector<int> ranks_of_steps() const override {
+    return this->reducer_options().process_set.ranks();
+  }
 
  private:
   std::vector<int> ranks_of_state() const override {

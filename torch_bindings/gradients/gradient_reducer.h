@@ -17,14 +17,15 @@
 // for all; where they do not always overlap, use WaitIn::Step.
 //
 // With {.wait_in = WaitIn::Step} only synchronize() (or step()) waits, once in a step, so that the
-// program goes on while the last buckets travel. Then a .grad is not to be read or written, and
-// zero_grad() not to be called on some ranks only, between backward() and synchronize().
+// program goes on while the last buckets travel. Then a .grad is not to be read or written (what
+// writes through .data(), as clip_grad_norm_() does, can't be seen and told), and zero_grad() not
+// to be called on some ranks only, between backward() and synchronize().
 //
 // A round makes one collective for each bucket and no other: what the ranks must know of each other
 // travels behind the gradients, in the last bucket of each rank, which goes when backward() ends.
 // One small collective comes before or after the buckets if a rank has something to agree on (a
-// weight, a gradient to be reduced by itself, an error), in the first round, and with WaitIn::Step
-// or gradients that stay sparse.
+// weight, a gradient to be reduced by itself, another order of buckets, an error), in the first
+// round, and with WaitIn::Step or gradients that stay sparse.
 //
 // Gradients are reduced in buckets; .grad is a view of its bucket's memory, made by the hook that
 // packs it, and is not copied out. (A rank that reduces with nobody keeps its own.) Only a .grad
@@ -110,6 +111,11 @@ struct GradientReducerOptions {
   // Bytes; empty: HORON_BUCKET_BYTES and HORON_FIRST_BUCKET_BYTES.
   std::optional<int64_t> bucket_bytes = {};
   std::optional<int64_t> first_bucket_bytes = {};
+  // true: gradients that come next to each other share a bucket, as the lowest rank has seen it in
+  // its first step; this is learned anew when parameters have changed. It costs new buckets once,
+  // and only where they start clearly sooner than in the reverse order of the parameters. Not with
+  // functions before or after buckets, nor with CUDA graphs.
+  bool learn_bucket_order = true;
   // Buckets are reduced in pieces, in shared memory and between hosts, also those of GPUs that go
   // through the host. Their length in bytes, as far as the collective can do that; 0: it chooses.
   // It changes no bits of the result. Empty: HORON_PIECE_BYTES.
@@ -191,6 +197,7 @@ struct BucketView {
 struct GradientStatistics {
   int64_t steps = 0;                  // rounds: one for each backward(), or each synchronize()
   int64_t buckets = 0;                // in one round
+  int64_t reorders = 0;               // times that they were made anew in another order
   int64_t piece_bytes = 0;            // in use now, as autotuning has set it; 0: not set
   int64_t submitted_in_backward = 0;  // buckets that were complete before the end of the round
   int64_t late_parts = 0;             // gradients on this rank that came after their bucket
@@ -227,10 +234,13 @@ class GradientReducer {
 
   // The average of this step is weighted: sum over ranks of weight * gradient / sum of weights.
   // With the number of samples as weight, and each rank's loss the mean over its own, that is the
-  // exact gradient of the mean over all samples. 0: this rank has none, and its gradients do not
-  // count (they may be NaN). All 0: there is no gradient. Local; before the backward() that it is
-  // for, and for those after it until the step ends. For float16, gradient * weight must be in
-  // range: give weights near 1. Throws Error(InvalidArgument).
+  // exact gradient of the mean over all samples, if a loss depends on this rank's samples alone.
+  // (In the backward of SyncBatchNorm and horon::autograd ranks add up gradients that are not
+  // weighted yet: there let the loss be the sum over this rank's samples times ranks / all samples,
+  // and set no weight.) 0: this rank has none, and its gradients do not count (they may be NaN).
+  // All 0: there is no gradient. Local; before the backward() that it is for, and for those after
+  // it until the step ends. For float16, gradient * weight must be in range: give weights near 1.
+  // Throws Error(InvalidArgument).
   void set_weight(double weight);
 
   // While it lives, backward() adds to the gradients of this rank and submits nothing; the first

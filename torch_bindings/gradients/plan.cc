@@ -154,7 +154,7 @@ SlotGroups split_into_groups(int count, std::span<const GradientLayout> layouts)
 }
 
 SlotGroups plan_buckets(std::span<const GradientLayout> layouts, const BucketBytes& bytes,
-                        const SlotGroups& groups) {
+                        const SlotGroups& groups, std::span<const size_t> order) {
   struct Open {
     size_t bucket = 0;
     int64_t filled = 0;
@@ -164,7 +164,8 @@ SlotGroups plan_buckets(std::span<const GradientLayout> layouts, const BucketByt
   std::map<std::pair<at::ScalarType, bool>, Open> open_ones;
   std::map<int64_t, size_t> bucket_of_group;
   const std::vector<int64_t> group_of = group_numbers(layouts.size(), groups);
-  for (size_t i = layouts.size(); i-- > 0;) {
+  for (size_t k = 0; k < layouts.size(); ++k) {
+    const size_t i = order.empty() ? layouts.size() - 1 - k : order[k];
     if (layouts[i].sparse) {
       buckets.push_back({i});
       continue;

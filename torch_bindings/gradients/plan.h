@@ -59,13 +59,13 @@ struct BucketBytes {
   bool operator==(const BucketBytes&) const = default;
 };
 
-// The buckets. Backward reaches the last parameters first, so the order is the reverse of theirs.
-// A group is a bucket. Of the other gradients only those of one dtype share one, and frozen
-// parameters have their own, which then cost nothing, as has each sparse one. A bucket is closed
-// when it holds `bytes.others`; the first one of a dtype at `bytes.first`, so that communication
-// starts early. No gradient is split.
+// The buckets. `order`: in which gradients come, each index once. Empty: backward reaches the last
+// parameters first, so it is the reverse of theirs. A group is a bucket. Of the other gradients
+// only those of one dtype share one, and frozen parameters have their own, which then cost nothing,
+// as has each sparse one. A bucket is closed when it holds `bytes.others`; the first one of a dtype
+// at `bytes.first`, so that communication starts early. No gradient is split.
 SlotGroups plan_buckets(std::span<const GradientLayout> layouts, const BucketBytes& bytes,
-                        const SlotGroups& groups);
+                        const SlotGroups& groups, std::span<const size_t> order);
 
 // One line that two ranks share if their buckets are alike, and that shows roughly how they differ
 // if not. `settings`: what else must be alike.

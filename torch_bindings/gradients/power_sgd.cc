@@ -16,6 +16,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/nn/module.h>
+#include <torch/serialize/archive.h>
 
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
@@ -324,6 +325,76 @@ void PowerSgd::reduce() {
     throw;
   }
   ++steps_;
+}
+
+// What archives hold, by number: names of a module's parameters are no names there.
+std::vector<PowerSgd::Kept> PowerSgd::kept() const {
+  const at::Tensor rows = rows_.defined() ? rows_ : at::empty({0});
+  std::vector<Kept> all{{"rows", "approximation", rows.view({-1, options_.matrix_rank})}};
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const Part& of = parts_[i];
+    if (!of.is_compressed()) continue;
+    all.push_back({concat("left_out", i), concat("left_out of \"", of.name, "\""), of.left_out});
+  }
+  return all;
+}
+
+void PowerSgd::save(::torch::serialize::OutputArchive& archive) const {
+  archive.write("steps", c10::IValue(steps_));
+  for (const Kept& each : kept()) archive.write(each.key, each.tensor, /*is_buffer=*/true);
+}
+
+// No tensors if the archive is of a rank that was not in the process set.
+PowerSgd::Saved PowerSgd::read(::torch::serialize::InputArchive& archive) const {
+  c10::IValue steps;
+  if (!archive.try_read("steps", steps) || !steps.isInt() || steps.toInt() < 0) {
+    refuse(options_.name, "the archive holds no state of a PowerSgd");
+  }
+  Saved saved{steps.toInt(), {}};
+  for (const Kept& each : kept()) {
+    at::Tensor from;
+    if (!archive.try_read(each.key, from, /*is_buffer=*/true)) {
+      refuse(options_.name, "the archive has no ", each.what);
+    }
+    if (saved.tensors.empty() && from.numel() == 0 && rows_.defined()) return saved;
+    if (from.sizes() != each.tensor.sizes() || from.scalar_type() != each.tensor.scalar_type()) {
+      refuse(options_.name, "the archive is of other parameters or of another matrix_rank: the ",
+             each.what, " is ", torch_detail::type_and_shape(from, each.what), " there and ",
+             torch_detail::type_and_shape(each.tensor, each.what), " here");
+    }
+    saved.tensors.push_back(from);
+  }
+  return saved;
+}
+
+void PowerSgd::go_on_from(std::vector<Saved> ranks) {
+  std::erase_if(ranks, [](const Saved& saved) { return saved.tensors.empty(); });
+  if (ranks.empty()) refuse(options_.name, "the archive is of no rank of the process set");
+  const auto fewer = [](const Saved& a, const Saved& b) { return a.steps < b.steps; };
+  // Of ranks that had joined not the last word.
+  const Saved& ahead = *std::max_element(ranks.begin(), ranks.end(), fewer);
+  const std::vector<Kept> all = kept();
+  steps_ = ahead.steps;
+  all[0].tensor.copy_(ahead.tensors[0]);
+  for (size_t i = 1; i < all.size(); ++i) {
+    at::Tensor sum = ranks[0].tensors[i];
+    for (size_t r = 1; r < ranks.size(); ++r) sum = sum + ranks[r].tensors[i];
+    all[i].tensor.copy_(sum / static_cast<double>(ranks.size()));
+  }
+}
+
+void PowerSgd::load(::torch::serialize::InputArchive& archive) {
+  if (!member_) return;
+  const PlainMode plain;
+  go_on_from({read(archive)});
+}
+
+void PowerSgd::load_resharded(std::vector<::torch::serialize::InputArchive>& ranks) {
+  if (!member_) return;
+  const PlainMode plain;
+  std::vector<Saved> all;
+  for (::torch::serialize::InputArchive& archive : ranks) all.push_back(read(archive));
+  go_on_from(std::move(all));
 }
 
 }  // namespace horon

@@ -32,6 +32,11 @@
 #include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/tensors/named_tensors.h"
 
+namespace torch::serialize {
+class InputArchive;
+class OutputArchive;
+}  // namespace torch::serialize
+
 namespace horon {
 
 // The same on all ranks of the process set.
@@ -73,6 +78,16 @@ class PowerSgd {
   // Elements of all gradients over the numbers that travel from start_step on.
   double compression_rate() const;
 
+  // Between two calls of reduce(): steps(), what the next approximation begins with, and what was
+  // left out on this rank. For Checkpoints::add_of_rank(). load() goes on bit by bit.
+  // load_resharded(), from what all ranks of a job of another number have saved, gives each rank
+  // the mean of what was left out, so that nothing of it is lost. Both throw
+  // Error(InvalidArgument), and nothing has changed, if an archive is of other matrices or of
+  // another matrix_rank. Other options may change.
+  void save(torch::serialize::OutputArchive& archive) const;
+  void load(torch::serialize::InputArchive& archive);
+  void load_resharded(std::vector<torch::serialize::InputArchive>& ranks);
+
   PowerSgd(const PowerSgd&) = delete;
   PowerSgd& operator=(const PowerSgd&) = delete;
 
@@ -98,6 +113,17 @@ class PowerSgd {
     bool compresses = false;
   };
   Said agree() const;
+  struct Kept {
+    std::string key, what;
+    at::Tensor tensor;
+  };
+  struct Saved {
+    int64_t steps = 0;
+    std::vector<at::Tensor> tensors;  // as kept() has them
+  };
+  std::vector<Kept> kept() const;
+  Saved read(torch::serialize::InputArchive& archive) const;
+  void go_on_from(std::vector<Saved> ranks);
   void begin_rows_anew(size_t part);
   static void put_together(Part& part);
   void approximate(const std::vector<bool>& present);

@@ -1,10 +1,12 @@
 // How the ranks agree in a round: by flags that travel with the buckets, and by one allreduce more
 // if a flag asks for it.
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include <c10/core/StreamGuard.h>
 
+#include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
@@ -36,7 +38,8 @@ RoundFlags GradientReducer::Impl::current_flags() {
   if (!settings_.has_round_flags()) return {};
   raise_flags();
   RoundFlags flags = *flags_;
-  if (agree_first_ || weight_ || wished_bytes_ || (round_ && round_->has_news)) flags.ask();
+  const bool wishes = wished_bytes_ || wished_order_;
+  if (agree_first_ || weight_ || wishes || (round_ && round_->has_news)) flags.ask();
   return flags;
 }
 
@@ -51,6 +54,7 @@ void GradientReducer::Impl::announce(Failures& failures) {
   facts.weight = weight_;
   facts.rounded_otherwise = step_rounded_otherwise_;
   facts.bytes = wished_bytes_;
+  facts.reorders = wished_order_ && !round_->is_captured;
   if (settings_.compares_replicas()) {
     raise_flags();
     facts.replica = fingerprint_;
@@ -138,8 +142,12 @@ bool GradientReducer::Impl::use_agreement() {
     failures.run([&] { throw error; });
     return false;
   }
-  if (!totals_.same_number) refuse_round_number();
+  if (!totals_.same_number) {
+    failures.run([&] { refuse_round_number(); });
+    return false;
+  }
   if (totals_.bytes.others > 0) hear_of_bytes();
+  if (totals_.reorders) failures.run([&] { hear_of_order(); });
   const bool weighted = failures.run([&] { use_weights(); });
   failures.run([&] {
     if (totals_.late == 0) return;
@@ -153,25 +161,27 @@ bool GradientReducer::Impl::use_agreement() {
 }
 
 // `error` shows the plans of two ranks, which are too long to be read. All ranks have got it, so
-// they can look together for the parameter.
+// they can look together for what differs.
 Error GradientReducer::Impl::plans_differ(const Error& error) const {
-  std::vector<Fact> facts;
-  for (const GradientLayout& layout : layouts_) {
+  std::vector<Fact> facts{{"the list of options", settings_.text()}};
+  for (size_t i = 0; i < layouts_.size(); ++i) {
+    const GradientLayout& layout = layouts_[i];
     facts.push_back({core::concat("parameter \"", layout.name, "\""),
                      core::concat(layout.dtype, " ", core::shape_text(layout.sizes), " strides ",
                                   core::shape_text(layout.strides),
                                   ", requires_grad = ", layout.trained ? "true" : "false",
-                                  layout.sparse ? ", sparse gradients" : "")});
+                                  layout.sparse ? ", sparse gradients" : "", ", at place ", i,
+                                  ", in bucket ", slots_[i].bucket_number)});
   }
   Failures look;
   look.run([&] { require_agreement(name_ + ".plan", facts, "", settings_.process_set); });
-  // Otherwise the parameters are alike, and options are not.
   if (!look.first() || look.first()->code() != ErrorCode::Mismatch) return error;
   return Error(
       ErrorCode::Mismatch,
-      core::concat(look.first()->what(), ". Give all ranks the same parameters, of one ",
-                   "dtype, shape and strides, frozen (requires_grad) on all ranks or on ",
-                   "none, before the reducer is made and after they change. ", error.what()));
+      core::concat(look.first()->what(), ". Give all ranks the same options, and the same ",
+                   "parameters in the same order, of one dtype, shape and strides, frozen ",
+                   "(requires_grad) on all ranks or on none, before the reducer is made and after ",
+                   "they change"));
 }
 
 void GradientReducer::Impl::break_down(const Error& error) {
@@ -185,19 +195,30 @@ void GradientReducer::Impl::break_down(const Error& error) {
   throw Error(error);
 }
 
-// The gradients of different backward passes were put together: no rank can use them.
+// The gradients of different backward passes were put together: no rank can use them. All begin a
+// step behind it.
 void GradientReducer::Impl::refuse_round_number() {
-  const std::string ranks = agreement_->numbers_of_ranks(number_);
-  for (GradientBucket& bucket : buckets_) {
-    if (bucket.handle != nullptr) (void)bucket.handle->wait(std::nullopt);
+  const std::vector<RoundNumber> numbers = agreement_->numbers_of_ranks(number_);
+  std::map<std::pair<int64_t, int64_t>, std::vector<int>> ranks_in;  // [step, round]
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (numbers[i].step == 0) continue;  // it has joined
+    ranks_in[{numbers[i].step, numbers[i].round}].push_back(settings_.ranks[i]);
+    number_.step = std::max(number_.step, numbers[i].step);
   }
-  break_down(Error(
+  std::string text;
+  for (const auto& [number, ranks] : ranks_in) {
+    text += core::concat(text.empty() ? "" : ", ", core::name_ranks(ranks), " in backward ",
+                         number.second, " of step ", number.first);
+  }
+  throw Error(
       ErrorCode::Mismatch,
       core::concat(
-          "\"", name_, "\": the ranks reduce gradients of different backward passes: ", ranks,
+          "\"", name_, "\": the ranks reduce gradients of different backward passes: ", text,
           ". In every step all ranks run backward() equally often (or, where ",
           "that is once, not at all); use no_sync() for passes that are to add up on a rank, or ",
-          "{.wait_in = WaitIn::Step} to reduce once in a step")));
+          "{.wait_in = WaitIn::Step} to reduce once in a step. If a rank has left a step between ",
+          "backward() and step(), as by an exception, call broadcast_parameters() and ",
+          "broadcast_optimizer_state(). No rank uses these gradients; all begin a step now"));
 }
 
 void GradientReducer::Impl::refuse_failed_ranks() {

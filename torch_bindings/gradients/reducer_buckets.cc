@@ -93,6 +93,7 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
   std::move(hooks.begin(), hooks.end(), std::back_inserter(hooks_));
   round_is_due_ = true;
   restart_tuning();
+  forget_order();
   make_buckets(first_slot);
 }
 
@@ -108,11 +109,17 @@ SlotGroups GradientReducer::Impl::groups() const {
   return find_groups(options_.groups, layouts_);
 }
 
+SlotGroups GradientReducer::Impl::bucket_slots() const {
+  SlotGroups plan;
+  for (const GradientBucket& bucket : buckets_) plan.push_back(bucket.slots());
+  return plan;
+}
+
 void GradientReducer::Impl::make_buckets(size_t first_slot) {
   const auto part = std::span(layouts_).subspan(first_slot);
   settings_.device = layouts_.empty() ? c10::Device(c10::kCPU) : layouts_.front().device;
   const SlotGroups asked_for = first_slot == 0 ? groups() : SlotGroups();
-  for (std::vector<size_t>& members : plan_buckets(part, settings_.bytes, asked_for)) {
+  for (std::vector<size_t>& members : plan_buckets(part, settings_.bytes, asked_for, slot_order_)) {
     for (size_t& slot : members) slot += first_slot;
     const size_t number = buckets_.size();
     buckets_.emplace_back(core::concat(name_, ".bucket.", number), std::move(members), layouts_,
@@ -125,9 +132,7 @@ void GradientReducer::Impl::make_buckets(size_t first_slot) {
       slot.accumulating = false;  // an exception may have come between its hooks
     }
   }
-  SlotGroups plan;
-  for (const GradientBucket& bucket : buckets_) plan.push_back(bucket.slots());
-  const std::string text = describe_plan(plan, layouts_, settings_.text());
+  const std::string text = describe_plan(bucket_slots(), layouts_, settings_.text());
   for (GradientBucket& bucket : buckets_) bucket.name_plan(text);
   agreement_.emplace(name_, text, settings_);
   agree_first_ = true;
@@ -219,14 +224,19 @@ void GradientReducer::Impl::keep_memory_for_graphs() {
 
 void GradientReducer::Impl::rebuild_if_changed() {
   const bool changed = !all_fit();
-  if (!changed && !next_bytes_) return;
+  if (!changed && !next_bytes_ && !next_order_) return;
   // What only would be faster is not worth it: .grad is where graphs write.
   const bool is_for_graphs =
       !memory_of_graphs_.empty() || current_stream_is_captured(settings_.device);
   if (!changed && is_for_graphs) return;
   if (changed) refuse_new_buckets_in_capture(layouts_);
   std::vector<GradientLayout> layouts = changed ? current_layouts() : layouts_;
-  if (changed) restart_tuning();
+  if (changed || next_order_) restart_tuning();
+  if (changed) watch_order();
+  if (next_order_) {
+    slot_order_ = *std::exchange(next_order_, {});
+    ++statistics_.reorders;
+  }
   if (next_bytes_) settings_.bytes = *std::exchange(next_bytes_, {});
   rebuild(std::move(layouts));
 }

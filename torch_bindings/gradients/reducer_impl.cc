@@ -199,7 +199,7 @@ void GradientReducer::Impl::after_accumulate(size_t index) {
   std::unique_lock lock(mutex_, std::defer_lock);
   if (!is_steady(BackwardEnds::current_task())) lock.lock();
   slot.accumulating = false;
-  const bool came = arrival != GradientSlot::Arrival::Nothing && note_arrival(slot, arrival);
+  const bool came = arrival != GradientSlot::Arrival::Nothing && note_arrival(index, arrival);
   if (bucket.countdown.leave(came, reduces)) submit_complete(bucket);
 }
 
@@ -213,10 +213,12 @@ void GradientReducer::Impl::note_time() {
 }
 
 // True if the bucket has waited for it.
-bool GradientReducer::Impl::note_arrival(GradientSlot& slot, GradientSlot::Arrival arrival) {
+bool GradientReducer::Impl::note_arrival(size_t index, GradientSlot::Arrival arrival) {
   note_time();
   if (arrival == GradientSlot::Arrival::Late) ++late_parts_;
   if (*no_sync_depth_ > 0) return false;
+  arrivals_.note(index);
+  GradientSlot& slot = slots_[index];
   return ++slot.passes == settings_.passes && slot.expected_in(number_.round);
 }
 

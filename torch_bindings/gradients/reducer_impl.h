@@ -2,8 +2,8 @@
 // reducer_round.cc the reduction of all buckets, reducer_given_up.cc what becomes of it after an
 // exception, reducer_after_join.cc what becomes of a step that a join() has ended,
 // reducer_agreement.cc what the ranks tell each other in a round, reducer_buckets.cc which
-// gradients share one, and reducer_tuning.cc how the sizes of buckets change while training goes
-// on.
+// gradients share one, reducer_order.cc how they come to share it with those that come next to
+// them, and reducer_tuning.cc how the sizes of buckets change while training goes on.
 //
 // A round reduces every bucket once. Ranks run the same rounds: one at the end of each backward()
 // (with WaitIn::Step, one in each synchronize()), and one in synchronize() if the step had none.
@@ -39,6 +39,7 @@
 #include "horon/core/base/timeline.h"
 #include "horon/torch_bindings/gradients/backward_ends.h"
 #include "horon/torch_bindings/gradients/bucket.h"
+#include "horon/torch_bindings/gradients/bucket_order.h"
 #include "horon/torch_bindings/gradients/bucket_tuner.h"
 #include "horon/torch_bindings/gradients/gradient_reducer.h"
 #include "horon/torch_bindings/gradients/hooks.h"
@@ -172,6 +173,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
 
   // reducer_buckets.cc
   torch_detail::SlotGroups groups() const;
+  torch_detail::SlotGroups bucket_slots() const;
   void make_buckets(size_t first_slot);
   std::vector<GradientLayout> current_layouts() const;
   void refuse_new_buckets_in_capture(const std::vector<GradientLayout>& layouts) const;
@@ -195,7 +197,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   bool is_gathering() const;
   void join_round(size_t slot, int64_t task, std::unique_lock<std::mutex>& lock);
   void note_time();
-  bool note_arrival(GradientSlot& slot, GradientSlot::Arrival arrival);
+  bool note_arrival(size_t index, GradientSlot::Arrival arrival);
   void submit_complete(GradientBucket& bucket);
   bool submit(GradientBucket& bucket, bool flags_count);
   bool passes_checks(GradientBucket& bucket, const std::vector<bool>& absent);
@@ -247,6 +249,12 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   [[noreturn]] void refuse_unlike_steps();
   [[noreturn]] void refuse_early_step(bool early);
   void check_undisputed(size_t slot) const;
+
+  // reducer_order.cc
+  void forget_order();
+  void watch_order();
+  void learn_order();
+  void hear_of_order();
 
   // reducer_tuning.cc
   void tune();
@@ -316,6 +324,10 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   torch_detail::ReplicaCheck replicas_;
   uint64_t fingerprint_ = 0;  // of this rank's parameters when flags_ were raised
   torch_detail::LookSchedule looks_;
+  torch_detail::ArrivalOrder arrivals_;              // on the rank that decides, until it has
+  std::vector<size_t> slot_order_;                   // of buckets_; empty: reverse of slots_
+  std::optional<std::vector<size_t>> wished_order_;  // that all ranks are to hear of
+  std::optional<std::vector<size_t>> next_order_;    // all use it from the next round on
   bool tunes_;                        // this rank decides for all of them, and has not yet
   bool waits_for_functions_ = false;  // has been said
   std::optional<torch_detail::BucketTuner> tuner_;

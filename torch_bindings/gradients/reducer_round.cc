@@ -76,6 +76,7 @@ void GradientReducer::Impl::next_step() {
   task_that_fits_.reset();
   steady_task_ = kNoTask;
   flags_.reset();
+  if (arrivals_.watches()) learn_order();
   if (tunes_) tune();
 }
 
@@ -175,6 +176,18 @@ void GradientReducer::Impl::close_round() {
   round_over_.notify_all();
 }
 
+namespace {
+
+// A rank that has no more data is what mostly is behind it.
+Error with_cure(const Error& error) {
+  if (error.code() != ErrorCode::RankLeft) return error;
+  return Error(error.code(),
+               core::concat(error.what(), " If that rank has run fewer steps, let all ranks run ",
+                            "equally many, or call join() on each behind its last one"));
+}
+
+}  // namespace
+
 // Waits for all of it. Throws the first error when everything has ended.
 void GradientReducer::Impl::end_round() {
   if (alone_) return end_round_alone();
@@ -197,7 +210,7 @@ void GradientReducer::Impl::end_round() {
   }
   failures.run([&] { learn_sparse(); });  // while hooks of other threads still wait
   close_round();
-  if (failures.first()) throw Error(*failures.first());
+  if (failures.first()) throw with_cure(*failures.first());
   if (of_functions.first()) throw Error(*of_functions.first());
 }
 
@@ -301,6 +314,7 @@ void GradientReducer::Impl::clear_round(Clock::time_point begin) {
   }
   forget_gathering();
   if (round_failed_) weight_.reset();
+  if (arrivals_.watches() && (round_failed_ || round_->given_up)) watch_order();
   round_is_due_ = false;
   number_.total = totals_.next_total;
   // After a failure all ranks are where a step begins, also one that has made none of the others'

@@ -60,7 +60,7 @@ void GradientReducer::Impl::tune() {
     subject.in_use = next_bytes_.value_or(settings_.bytes);
     if (!layouts_.empty()) subject.pieces = pieces_of(layouts_, settings_);
     subject.plan = [&](const BucketBytes& bytes) {
-      return plan_buckets(layouts_, bytes, groups());
+      return plan_buckets(layouts_, bytes, groups(), slot_order_);
     };
     tuner_.emplace(subject, ops::runtime().config());
   }

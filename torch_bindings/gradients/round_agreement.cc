@@ -1,7 +1,6 @@
 #include "horon/torch_bindings/gradients/round_agreement.h"
 
 #include <limits>
-#include <map>
 #include <utility>
 
 #include "horon/core/base/error.h"
@@ -35,6 +34,7 @@ enum Index : size_t {
   kFirstBucketBytes,
   kBucketBytes,
   kPieceBytes,
+  kReorders,
   kCount
 };
 
@@ -122,6 +122,7 @@ void RoundAgreement::announce(const RoundFacts& facts) {
   numbers[kFirstBucketBytes] = facts.bytes ? static_cast<double>(facts.bytes->first) : 0;
   numbers[kBucketBytes] = facts.bytes ? static_cast<double>(facts.bytes->others) : 0;
   numbers[kPieceBytes] = facts.bytes ? static_cast<double>(facts.bytes->piece) : 0;
+  numbers[kReorders] = facts.reorders ? 1 : 0;
   handle_ = submit_in_place(set_, name_, spec_, numbers.data(), kCount, numbers_);
 }
 
@@ -153,6 +154,7 @@ RoundTotals RoundAgreement::agree() {
   totals.bytes = {static_cast<int64_t>(numbers[kFirstBucketBytes]),
                   static_cast<int64_t>(numbers[kBucketBytes]),
                   static_cast<int64_t>(numbers[kPieceBytes])};
+  totals.reorders = numbers[kReorders] > 0;
   return totals;
 }
 
@@ -166,23 +168,20 @@ std::string RoundAgreement::ranks_that(bool say_so) const {
   return core::name_ranks(ranks);
 }
 
-std::string RoundAgreement::numbers_of_ranks(const RoundNumber& mine) const {
+std::vector<RoundNumber> RoundAgreement::numbers_of_ranks(const RoundNumber& mine) const {
   const auto gather = [&](const char* what, int64_t number) {
     return gather_number(set_, core::concat(name_, ".", what), static_cast<double>(number),
                          set_rank_, ranks_.size());
   };
   const std::vector<double> steps = gather("step", mine.step);
   const std::vector<double> rounds = gather("round", mine.round);
-  std::map<std::pair<double, double>, std::vector<int>> ranks_in;  // [step, round]
+  std::vector<RoundNumber> numbers;
   for (size_t i = 0; i < ranks_.size(); ++i) {
-    if (steps[i] > 0) ranks_in[{steps[i], rounds[i]}].push_back(ranks_[i]);  // else it has joined
+    const bool has_joined = steps[i] <= 0;
+    numbers.push_back({.step = has_joined ? 0 : static_cast<int64_t>(steps[i]),
+                       .round = has_joined ? 0 : static_cast<int64_t>(rounds[i])});
   }
-  std::string text;
-  for (const auto& [number, ranks] : ranks_in) {
-    text += core::concat(text.empty() ? "" : ", ", core::name_ranks(ranks), " in backward ",
-                         number.second, " of step ", number.first);
-  }
-  return text;
+  return numbers;
 }
 
 std::vector<double> largest_of_ranks(uint32_t set, const std::string& name,

@@ -35,6 +35,7 @@ struct RoundFacts {
   bool wants_look = false;          // at the replicas, if fingerprints differ
   // What all ranks are to use from the next round on; one rank alone says so.
   std::optional<BucketBytes> bytes;
+  bool reorders = false;  // it has another order of gradients for the buckets
 };
 
 // Of all ranks that have not joined. The same on all of them.
@@ -54,6 +55,7 @@ struct RoundTotals {
   bool same_total = true;
   int64_t next_total = 1;
   BucketBytes bytes;  // `others` is 0: nobody has said any
+  bool reorders = false;
 };
 
 class RoundAgreement {
@@ -71,8 +73,8 @@ class RoundAgreement {
 
   // "ranks 1 and 3", for an error text: those that say so. Collective.
   std::string ranks_that(bool say_so) const;
-  // "rank 0 in round 2 of step 17, rank 1 in round 1 of step 18". Collective.
-  std::string numbers_of_ranks(const RoundNumber& mine) const;
+  // Of each rank, in the order of ranks; `step` of one that has joined is 0. Collective.
+  std::vector<RoundNumber> numbers_of_ranks(const RoundNumber& mine) const;
 
  private:
   std::string name_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <optional>
+#include <utility>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/maximum.h>
@@ -78,6 +80,11 @@ void Logger::Value::forget_on_device() {
   device_weight = 0;
 }
 
+struct Logger::Output {
+  std::unique_ptr<LogSink> sink;
+  std::optional<LogRecord> unwritten;  // that it could not write, and gets once more
+};
+
 Logger::Logger(LoggerOptions options) : options_(std::move(options)) {}
 // There is no next flush() to tell it.
 Logger::~Logger() {
@@ -86,7 +93,7 @@ Logger::~Logger() {
 Logger::Logger(Logger&&) noexcept = default;
 Logger& Logger::operator=(Logger&&) noexcept = default;
 
-void Logger::add(std::unique_ptr<LogSink> sink) { sinks_.push_back(std::move(sink)); }
+void Logger::add(std::unique_ptr<LogSink> sink) { outputs_.push_back({std::move(sink), {}}); }
 
 Logger::Value& Logger::value_of(const std::string& name, const LogAs& as) {
   if (!std::isfinite(as.weight.value) || as.weight.value < 0) {
@@ -160,7 +167,6 @@ std::string Logger::message(int64_t step) {
     value.settle();
     own.values.push_back(value.here);
   }
-  values_.clear();
   return torch_detail::to_bytes(own);
 }
 
@@ -175,19 +181,30 @@ LogRecord Logger::flush(int64_t step) {
   }
   const std::vector<std::string> all = allgather_bytes(own, {.name = call, .process_set = set});
   const torch_detail::ReducedLog reduced = torch_detail::reduce_over_ranks(call, all, set.ranks());
-  write_fault_.clear();  // all ranks have it; what follows is of this record
+  values_.clear();
+  const bool tells_fault = reduced.mismatch.empty();
+  if (tells_fault) write_fault_.clear();  // all ranks have it; what follows is of this record
   if (set.rank() == 0) write(reduced.record);
+  if (!tells_fault) throw Error(ErrorCode::Mismatch, reduced.mismatch);
   if (!reduced.fault.empty()) throw Error(ErrorCode::OperationFailed, reduced.fault);
   return reduced.record;
 }
 
 void Logger::write(const LogRecord& record) {
-  for (const std::unique_ptr<LogSink>& sink : sinks_) {
+  const auto writes = [this](LogSink& sink, const LogRecord& one) {
     try {
-      sink->write(record);
+      sink.write(one);
+      return true;
     } catch (...) {
       if (write_fault_.empty()) write_fault_ = core::current_error().what();
     }
+    return false;
+  };
+  for (Output& output : outputs_) {
+    // Once: a record that a sink never takes does not keep others from it.
+    const std::optional<LogRecord> before = std::exchange(output.unwritten, std::nullopt);
+    if (before) writes(*output.sink, *before);
+    if (!writes(*output.sink, record)) output.unwritten = record;
   }
 }
 

@@ -21,10 +21,11 @@
 // One thread at a time. Errors: InvalidArgument from log(): more than one element, a weight that is
 // negative or not finite, a name with two kinds of reduction or that records use themselves
 // ("step", "time"), a value that can't be averaged. Mismatch from flush(), on all ranks, where they
-// are at different steps or reduce a name in different ways. OperationFailed from flush(), on all
-// ranks, where a sink could not write the record before: the ranks don't wait for the writing. The
-// record of this flush has gone to all sinks then. (Of the last record the destructor says it on
-// standard error.)
+// are at different steps, or reduce a name in different ways: this name is lost, the others have
+// gone to all sinks. OperationFailed from flush(), on all ranks, where a sink could not write the
+// record before: the ranks don't wait for the writing. The sink has got that record once more then,
+// and all have got that of this flush. (Of the last record the destructor says it on standard
+// error.) After any other error of flush() the values are still there for the next one.
 #pragma once
 
 #include <cstdint>
@@ -95,13 +96,14 @@ class Logger {
 
  private:
   struct Value;
+  struct Output;
 
   Value& value_of(const std::string& name, const LogAs& as);
   std::string message(int64_t step);
   void write(const LogRecord& record);
 
   LoggerOptions options_;
-  std::vector<std::unique_ptr<LogSink>> sinks_;
+  std::vector<Output> outputs_;
   std::vector<std::pair<std::string, Value>> values_;
   std::string write_fault_;
 };

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <set>
 #include <string_view>
 
 #include "horon/core/base/error.h"
@@ -71,8 +72,8 @@ void require_same_step(const std::string& call, const std::vector<Sent>& all) {
               concat("\"", call, "\": the ranks flush different steps: ", differences(steps)));
 }
 
-void require_same_reduction(const std::string& call, const std::string& name,
-                            const std::vector<Sent>& all) {
+std::string different_reductions(const std::string& call, const std::string& name,
+                                 const std::vector<Sent>& all) {
   std::map<std::string, std::vector<int>> kinds;
   for (const Sent& sent : all) {
     for (const LoggedValue& value : sent.message.values) {
@@ -80,8 +81,8 @@ void require_same_reduction(const std::string& call, const std::string& name,
       kinds[std::string(kReduceNames.at(static_cast<size_t>(value.reduce)))].push_back(sent.rank);
     }
   }
-  throw Error(ErrorCode::Mismatch, concat("\"", call, "\": the ranks reduce \"", name,
-                                          "\" in different ways: ", differences(kinds)));
+  return concat("\"", call, "\": the ranks reduce \"", name,
+                "\" in different ways: ", differences(kinds));
 }
 
 }  // namespace
@@ -146,6 +147,8 @@ ReducedLog reduce_over_ranks(const std::string& call, const std::vector<std::str
   require_same_step(call, all);
   std::vector<LoggedValue> totals;
   std::map<std::string, size_t> places;
+  std::set<std::string> left_out;
+  ReducedLog reduced;
   for (const Sent& sent : all) {
     for (const LoggedValue& value : sent.message.values) {
       const auto [place, is_new] = places.emplace(value.name, totals.size());
@@ -154,11 +157,16 @@ ReducedLog reduce_over_ranks(const std::string& call, const std::vector<std::str
         continue;
       }
       LoggedValue& total = totals[place->second];
-      if (total.reduce != value.reduce) require_same_reduction(call, value.name, all);
+      if (total.reduce != value.reduce) {
+        left_out.insert(value.name);
+        if (reduced.mismatch.empty()) {
+          reduced.mismatch = different_reductions(call, value.name, all);
+        }
+        continue;
+      }
       if (value.reduce != Reduce::First) combine(total, value.value, value.weight);
     }
   }
-  ReducedLog reduced;
   LogRecord& record = reduced.record;
   if (!all.empty()) {
     record.step = all.front().message.step;
@@ -170,6 +178,7 @@ ReducedLog reduce_over_ranks(const std::string& call, const std::vector<std::str
   }
   for (const LoggedValue& total : totals) {
     if (total.reduce == Reduce::Mean && total.weight == 0) continue;
+    if (left_out.contains(total.name)) continue;
     record.values.emplace_back(
         total.name, total.reduce == Reduce::Mean ? total.value / total.weight : total.value);
   }

@@ -33,11 +33,12 @@ LogMessage message_from(const std::string& bytes);
 
 struct ReducedLog {
   LogRecord record;
-  std::string fault;  // why a rank could not write the record before; empty: all could
+  std::string mismatch;  // the first name that is left out, for ranks reduce it in different ways
+  std::string fault;     // why a rank could not write the record before; empty: all could
 };
 
 // `messages[i]` is that of `ranks[i]`, ascending; empty bytes: this rank has joined. Throws
-// Error(Mismatch), the same on all ranks.
+// Error(Mismatch) where ranks are at different steps, the same on all ranks.
 ReducedLog reduce_over_ranks(const std::string& call, const std::vector<std::string>& messages,
                              const std::vector<int>& ranks);
 

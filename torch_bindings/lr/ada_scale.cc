@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
+#include <set>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -56,10 +58,30 @@ void check_options(const AdaScaleOptions& options, ReduceOp op) {
   }
 }
 
+// Two would set the learning rates and look at the gradients in turn, and each would be wrong.
+std::shared_ptr<void> claim(const torch_detail::ScaledSteps* optimizer) {
+  struct Claims {
+    std::mutex mutex;
+    std::set<const torch_detail::ScaledSteps*> optimizers;
+  };
+  static const auto claims = std::make_shared<Claims>();
+  const std::lock_guard lock(claims->mutex);
+  if (!claims->optimizers.insert(optimizer).second) {
+    refuse_ada_scale("this optimizer has one already; let that one end before you make another");
+  }
+  return {nullptr, [held = claims, optimizer](std::nullptr_t) {
+            const std::lock_guard guard(held->mutex);
+            held->optimizers.erase(optimizer);
+          }};
+}
+
 }  // namespace
 
 AdaScale::AdaScale(Parts parts, lr::Schedule schedule, AdaScaleOptions options)
-    : parts_(std::move(parts)), schedule_(std::move(schedule)), options_(std::move(options)) {
+    : parts_(std::move(parts)),
+      only_one_(claim(parts_.scaling)),
+      schedule_(std::move(schedule)),
+      options_(std::move(options)) {
   check_options(options_, parts_.gradients().op);
   if (!schedule_) refuse_ada_scale("the schedule is null");
   const ProcessSet& set = parts_.gradients().process_set;

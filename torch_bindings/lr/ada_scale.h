@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -73,8 +74,9 @@ struct AdaScaleOptions {
 // set_weight(): the ranks' gradients count alike.
 class AdaScale {
  public:
-  // Collective order as for a reducer; the optimizer outlives it. Throws Error(InvalidArgument)
-  // naming an option, and as LrScheduler does.
+  // Collective order as for a reducer; the optimizer outlives it, and has one at a time. Throws
+  // Error(InvalidArgument) naming an option or where the optimizer has one already, and as
+  // LrScheduler does.
   template <class Opt>
   AdaScale(DistributedOptimizer<Opt>& optimizer, lr::Schedule schedule,
            AdaScaleOptions options = {})
@@ -161,6 +163,7 @@ class AdaScale {
   void learn(const Sums& sums);
 
   const Parts parts_;
+  const std::shared_ptr<void> only_one_;  // until it ends, the optimizer has no other
   const lr::Schedule schedule_;
   AdaScaleOptions options_;
   bool alone_;  // there is nobody whose gradients could differ

@@ -6,6 +6,8 @@
 #include <torch/optim/serialize.h>
 #include <torch/serialize/archive.h>
 
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
 #include "horon/torch_bindings/lr/layer_ratio.h"
 #include "horon/torch_bindings/lr/layer_step.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
@@ -136,6 +138,15 @@ void Lamb::save(::torch::serialize::OutputArchive& archive) const {
 
 void Lamb::load(::torch::serialize::InputArchive& archive) {
   ::torch::optim::serialize<LambParamState, LambOptions>(archive, *this);
+  for (const auto& entry : state_) {
+    const at::Tensor& average = static_cast<const LambParamState&>(*entry.second).exp_avg_sq();
+    if (!average.is_complex()) continue;
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat("Lamb: what is to be loaded has complex averages for a parameter of ",
+                             "shape ", core::shape_text(average.sizes()),
+                             ", as older versions of Horon kept them; the real and the imaginary ",
+                             "part have one each now. Load the model without its optimizer"));
+  }
 }
 
 }  // namespace horon

@@ -74,6 +74,7 @@ class Lamb : public ::torch::optim::Optimizer, public torch_detail::CallsClosure
   // gradient; parameters before it have moved.
   at::Tensor step(LossClosure closure = nullptr) override;
   void save(::torch::serialize::OutputArchive& archive) const override;
+  // Throws Error(InvalidArgument) for complex averages, which older versions have saved.
   void load(::torch::serialize::InputArchive& archive) override;
 
  private:

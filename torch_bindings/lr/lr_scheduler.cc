@@ -100,9 +100,16 @@ void LrScheduler::adopt_groups() {
     refuse_scheduler(schedules_.size(), " schedules for ", groups.size(),
                      " parameter groups; give one for all, or one for each");
   }
-  for (size_t group = base_.size(); group < groups.size(); ++group) {
-    base_.push_back(lr_of(std::as_const(groups[group]).options()));
+  base_ = bases_of_all_groups();
+}
+
+std::vector<double> LrScheduler::bases_of_all_groups() const {
+  std::vector<double> bases = base_;
+  const auto& groups = std::as_const(*optimizer_).param_groups();
+  for (size_t group = bases.size(); group < groups.size(); ++group) {
+    bases.push_back(lr_of(groups[group].options()));
   }
+  return bases;
 }
 
 // All values are computed before one is set.
@@ -154,7 +161,7 @@ std::vector<double> LrScheduler::learning_rates() const {
 void LrScheduler::save(::torch::serialize::OutputArchive& archive) const {
   archive.write("steps", c10::IValue(steps_));
   archive.write("steps_per_unit", c10::IValue(options_.steps_per_unit));
-  archive.write("base_learning_rates", at::tensor(base_, at::kDouble));
+  archive.write("base_learning_rates", at::tensor(bases_of_all_groups(), at::kDouble));
 }
 
 void LrScheduler::load(::torch::serialize::InputArchive& archive) {

@@ -89,6 +89,8 @@ class LrScheduler {
  private:
   double position_of(int64_t steps) const;
   void adopt_groups();
+  // Also of groups that have been added since the last step.
+  std::vector<double> bases_of_all_groups() const;
   void apply(int64_t steps);
 
   ::torch::optim::Optimizer* optimizer_;

@@ -6,7 +6,9 @@
 //
 // One module for what LibTorch has as BatchNorm1d, 2d and 3d, with their options, parameters,
 // buffers and names: an archive of one is read by the other. Results, gradients and running
-// statistics are those of one process that has the samples of all ranks, up to rounding.
+// statistics are those of one process that has the samples of all ranks, up to rounding. Where
+// ranks have unlike numbers of samples, that asks for a loss that is the sum over a rank's samples
+// times ranks / all samples, and not for set_weight(): backward adds up the ranks' gradients here.
 //
 // While training, forward makes one allgather of mean, squared deviations and number of samples,
 // and backward one allreduce of two sums for each channel. Both wait, so all ranks of the process

@@ -18,6 +18,7 @@
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/collectives/objects.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/state/optimizer_state.h"
 #include "horon/torch_bindings/tensors/failures.h"
@@ -226,15 +227,14 @@ void broadcast_archived(const ArchivedState& state, int root, const ProcessSet& 
     if (rank() != root) return;
     torch::serialize::OutputArchive archive;
     state.save(archive);
-    bytes = archive_bytes(archive);
+    bytes = write_archive(archive);
   };
   on_all_ranks(save, together);
   bytes = broadcast_bytes(bytes, {.name = kState, .root = root, .process_set = process_set});
   const auto load = [&] {
     if (rank() == root) return;
-    std::istringstream stream(bytes);
     torch::serialize::InputArchive archive;
-    archive.load_from(stream, torch_detail::device_of_archives());
+    read_archive(archive, bytes);
     state.load(archive);
   };
   on_all_ranks(load, together);

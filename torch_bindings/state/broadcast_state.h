@@ -66,6 +66,7 @@ void broadcast_archived(const ArchivedState& state, int root, const ProcessSet& 
 // LrScheduler, an AdaScale, an amp::GradScaler, an EarlyStopping, a BestCheckpoint, or anything
 // with save(torch::serialize::OutputArchive&) const and load(torch::serialize::InputArchive&). Of
 // a module these are its parameters and buffers, of an optimizer it is broadcast_optimizer_state().
+// Tensors that the root has on a GPU come to the GPU of the rank that gets them, as objects.h says.
 // Not for what each rank has of its own (a sampler). What one rank's save() or load() throws all
 // ranks throw, as on_all_ranks() does; Error(RankLeft) once the root has joined.
 template <class Thing>

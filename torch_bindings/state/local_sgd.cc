@@ -1,5 +1,6 @@
 #include "horon/torch_bindings/state/local_sgd.h"
 
+#include <algorithm>
 #include <cmath>
 #include <unordered_set>
 #include <utility>
@@ -9,7 +10,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
-#include "horon/ops/session/session.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/collectives/average_in_groups.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
@@ -120,18 +121,26 @@ void LocalSgd::require_alike() const {
   torch_detail::require_agreement(options_.name, facts, "", options_.process_set);
 }
 
-// Once, and again when a rank has loaded something: in which average, all ranks decide together.
-void LocalSgd::require_equal_starts() {
-  const at::Tensor unseen = at::full({1}, began_alike_ ? 0 : 1, at::kByte);
-  allreduce_(unseen, {.name = options_.name + ".unseen",
-                      .op = ReduceOp::Max,
-                      .process_set = options_.process_set});
-  if (unseen.item<uint8_t>() != 0) {
+// All ranks decide together: the starts are compared once, and again when a rank has loaded
+// something, and an outer step is due where a rank has taken a step or its parameters have moved
+// (those of a program that calls average() alone). Momentum would move the others too.
+bool LocalSgd::agree_on_outer_step(const std::vector<at::Tensor>& changes) {
+  const auto has_moved = [](const at::Tensor& change) { return change.any().item<bool>(); };
+  enum : int64_t { kUnseen, kDue, kCount };
+  const at::Tensor flags = at::zeros({kCount}, at::kByte);
+  auto* const flag = flags.mutable_data_ptr<uint8_t>();
+  flag[kUnseen] = !began_alike_;
+  flag[kDue] = since_ > 0 || std::any_of(changes.begin(), changes.end(), has_moved);
+  allreduce_(
+      flags,
+      {.name = options_.name + ".flags", .op = ReduceOp::Max, .process_set = options_.process_set});
+  if (flag[kUnseen] != 0) {
     NamedTensors starts;
     for (const Parameter& each : parameters_) starts.emplace_back(each.name, each.start);
     check_replicas_equal(starts, options_.process_set);
   }
   began_alike_ = true;
+  return flag[kDue] != 0;
 }
 
 void LocalSgd::average() {
@@ -139,11 +148,12 @@ void LocalSgd::average() {
   const PlainMode plain;
   begin_anew_after_join();
   require_alike();
-  if (has_start()) require_equal_starts();
   std::vector<at::Tensor> changes;  // or the parameters themselves
   for (const Parameter& each : parameters_) {
     changes.push_back(has_start() ? each.start - each.tensor.detach() : each.tensor.detach());
   }
+  const bool has_outer_step = has_start() && agree_on_outer_step(changes);
+  if (has_start() && !has_outer_step) changes.clear();
   std::vector<at::Tensor> buffers;
   for (const auto& [name, buffer] : buffers_) buffers.push_back(buffer.detach());
   using torch_detail::AverageInGroups;
@@ -154,11 +164,11 @@ void LocalSgd::average() {
   failures.run([&] { of_changes.wait(); });
   failures.run([&] { of_buffers.wait(); });
   if (failures.first()) throw Error(*failures.first());
-  for (size_t i = 0; has_start() && i < parameters_.size(); ++i) {
+  for (size_t i = 0; has_outer_step && i < parameters_.size(); ++i) {
     move_on(parameters_[i], changes[i]);
   }
   since_ = 0;
-  ++averages_;
+  if (has_outer_step || !has_start()) ++averages_;
 }
 
 // As torch::optim::SGD does, with the change in the place of the gradient.

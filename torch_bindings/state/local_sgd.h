@@ -75,12 +75,16 @@ class LocalSgd {
   // After each step of the optimizer. True if it has averaged. All ranks call it equally often, or
   // join(), behind which all count anew.
   bool step();
-  // Now, however many steps it has been; the next comes `steps` later. Collective, blocks. What the
-  // ranks hold and the options are compared first: where they differ, and with an outer step or
-  // compression also if the ranks have not begun alike, all ranks throw Error(Mismatch) that names
-  // it, and nothing has moved. After another Error a parameter may be averaged or not. With an
-  // outer step or compression a rank that comes back from a join() in which it has missed an
-  // average needs broadcast_parameters() and broadcast_state() from one that has not.
+  // Now, however many steps it has been; the next comes `steps` later. Collective, blocks. With an
+  // outer step or compression it is that step, only sooner, where a rank has called step() since
+  // the last average or its parameters have moved; where none has, parameters and averages() stay
+  // as they are. (A plain average is made in any case: of ranks that are alike it changes last
+  // bits at most.) What the ranks hold and the options are compared first: where they differ, and
+  // with an outer step or compression also if the ranks have not begun alike, all ranks throw
+  // Error(Mismatch) that names it, and nothing has moved. After another Error a parameter may be
+  // averaged or not. With an outer step or compression a rank that comes back from a join() in
+  // which it has missed an average needs broadcast_parameters() and broadcast_state() from one
+  // that has not.
   void average();
 
   // Since the last average, on this rank.
@@ -107,7 +111,7 @@ class LocalSgd {
   int64_t kept() const;
   void begin_anew_after_join();
   void require_alike() const;
-  void require_equal_starts();
+  bool agree_on_outer_step(const std::vector<at::Tensor>& changes);
   void move_on(Parameter& parameter, const at::Tensor& change) const;
 
   LocalSgdOptions options_;

@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include <torch/nn/module.h>
+
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
@@ -14,30 +16,49 @@ namespace {
 
 using core::concat;
 
-torch_detail::Fact describe(const std::string& name, const at::Tensor& tensor) {
+constexpr const char* kCureOfBuffers =
+    " (running statistics of a BatchNorm are those of a rank's own batches: compare "
+    "named_parameters(), use SyncBatchNorm, or give all ranks those of one by "
+    "broadcast_parameters(model->named_buffers()))";
+
+torch_detail::Fact describe(const std::string& what, const std::string& name,
+                            const at::Tensor& tensor) {
   torch_detail::check_tensor(torch_detail::real_view(tensor), name);
   const at::Tensor rows = torch_detail::row_major(torch_detail::real_view(tensor)).cpu();
   torch_detail::Fingerprint content;
   content.add(rows.const_data_ptr(), rows.nbytes());
-  return {concat("tensor \"", name, "\""), torch_detail::type_and_shape(tensor, name),
-          content.value()};
+  return {what, torch_detail::type_and_shape(tensor, name), content.value()};
+}
+
+void compare(const NamedTensors& tensors, const NamedTensors& buffers, const ProcessSet& set) {
+  const torch_detail::PlainMode plain;
+  std::vector<torch_detail::Fact> facts;
+  std::string own_error;
+  torch_detail::UniqueNames names;
+  const auto add = [&](const NamedTensors& list, const char* kind, const char* cure) {
+    for (const auto& [name, tensor] : list) {
+      try {
+        const std::string what = concat(kind, " \"", name, "\"", cure);
+        if (names.add({name, tensor})) facts.push_back(describe(what, name, tensor));
+      } catch (const Error& error) {
+        if (own_error.empty()) own_error = error.what();
+      }
+    }
+  };
+  add(tensors, "tensor", "");
+  add(buffers, "buffer", kCureOfBuffers);
+  torch_detail::require_agreement("check_replicas_equal", facts, own_error, set);
 }
 
 }  // namespace
 
 void check_replicas_equal(const NamedTensors& tensors, const ProcessSet& process_set) {
-  const torch_detail::PlainMode plain;
-  std::vector<torch_detail::Fact> facts;
-  std::string own_error;
-  torch_detail::UniqueNames names;
-  for (const auto& [name, tensor] : tensors) {
-    try {
-      if (names.add({name, tensor})) facts.push_back(describe(name, tensor));
-    } catch (const Error& error) {
-      if (own_error.empty()) own_error = error.what();
-    }
-  }
-  torch_detail::require_agreement("check_replicas_equal", facts, own_error, process_set);
+  compare(tensors, {}, process_set);
+}
+
+void torch_detail::check_module_replicas(const ::torch::nn::Module& module,
+                                         const ProcessSet& process_set) {
+  compare(NamedTensors::parameters_of(module), module.named_buffers(), process_set);
 }
 
 }  // namespace horon

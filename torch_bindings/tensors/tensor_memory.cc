@@ -82,7 +82,11 @@ void check_device(c10::Device device, std::string_view name) {
 }  // namespace
 
 void require_memory(const at::Tensor& tensor, std::string_view name) {
-  if (!tensor.defined() || !tensor.unsafeGetTensorImpl()->is_python_dispatch()) return;
+  if (!tensor.defined()) return;
+  if (tensor.is_nested()) {
+    refuse(name, "is nested; collectives take dense tensors: give its tensors as a group");
+  }
+  if (!tensor.unsafeGetTensorImpl()->is_python_dispatch()) return;
   if (!tensor.has_storage()) return;
   // Its pointer is null; to ask in the usual way is an error of LibTorch's for some of them.
   c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
@@ -100,6 +104,11 @@ void check_tensor(const at::Tensor& tensor, std::string_view name) {
   if (!tensor.is_cpu()) check_device(tensor.device(), name);
   (void)data_type_of(tensor, name);
   if (!tensor.has_storage()) refuse(name, "has no storage");
+  if (tensor.numel() > 0 && !tensor._is_zerotensor() && tensor.storage().nbytes() == 0) {
+    refuse(name,
+           "has elements, but its memory has been freed (its storage resized to 0); give it while "
+           "it has some");
+  }
 }
 
 void check_writable(const at::Tensor& tensor, std::string_view name) {

@@ -13,13 +13,14 @@
 namespace horon::torch_detail {
 
 // Throws Error(InvalidArgument) that begins with the name if a collective can't use the tensor: it
-// is undefined, sparse, without memory of its own, of a dtype that Horon does not support, or on a
-// device that this rank does not work on.
+// is undefined, sparse, nested, without memory of its own, of a dtype that Horon does not support,
+// or on a device that this rank does not work on.
 void check_tensor(const at::Tensor& tensor, std::string_view name);
 
 // Throws so if nothing can be read from the tensor or written to it: it is of a class of Python's
-// that stands for other tensors, a DTensor say. Asked before anything else: every operation on such
-// a tensor may be an exception of Python's, of which the other ranks would not be told.
+// that stands for other tensors, a DTensor say, or nested. Asked before anything else: every
+// operation on such a tensor, or its shape, may be an exception of Python's or LibTorch's, of which
+// the other ranks would not be told.
 void require_memory(const at::Tensor& tensor, std::string_view name);
 
 // As check_tensor(), for tensors that are written: refuses those whose elements overlap in memory

@@ -1,7 +1,8 @@
-// The type of the optimizer inside a DistributedOptimizer.
+// The type of the optimizer inside a DistributedOptimizer, and whose steps it makes.
 #pragma once
 
 #include <typeinfo>
+#include <vector>
 
 #include <torch/optim/optimizer.h>
 
@@ -11,6 +12,8 @@ namespace horon::torch_detail {
 class WrappedOptimizer {
  public:
   virtual const std::type_info& wrapped_type() const = 0;
+  // Those that make its steps together, ascending.
+  virtual std::vector<int> ranks_of_steps() const = 0;
 
  protected:
   ~WrappedOptimizer() = default;
@@ -19,6 +22,12 @@ class WrappedOptimizer {
 inline const std::type_info& unwrapped_type(const ::torch::optim::Optimizer& optimizer) {
   const auto* wrapped = dynamic_cast<const WrappedOptimizer*>(&optimizer);
   return wrapped != nullptr ? wrapped->wrapped_type() : typeid(optimizer);
+}
+
+// Empty of one that is the program's own.
+inline std::vector<int> ranks_of_steps(const ::torch::optim::Optimizer& optimizer) {
+  const auto* wrapped = dynamic_cast<const WrappedOptimizer*>(&optimizer);
+  return wrapped != nullptr ? wrapped->ranks_of_steps() : std::vector<int>();
 }
 
 }  // namespace horon::torch_detail

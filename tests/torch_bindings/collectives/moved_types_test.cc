@@ -4,6 +4,7 @@
 #include <functional>
 #include <vector>
 
+#include <ATen/ops/_nested_tensor_from_tensor_list.h>
 #include <ATen/ops/quantize_per_tensor.h>
 #include <gmock/gmock.h>
 
@@ -149,6 +150,14 @@ at::Tensor without_memory() {
   return tensor;
 }
 
+// As the parameters of a model whose shards are freed between steps.
+at::Tensor with_freed_memory() {
+  const at::Tensor tensor = at::ones({2});
+  tensor.storage().set_data_ptr_noswap(c10::DataPtr(nullptr, at::kCPU));
+  tensor.storage().set_nbytes(0);
+  return tensor;
+}
+
 TEST(OtherTensors, AreRefusedWithACureOnEveryRank) {
   const auto refused = [](const at::Tensor& other) {
     return error_of([&] { allreduce(rank() == 0 ? other : at::ones({2}), {.name = "weight"}); });
@@ -157,6 +166,27 @@ TEST(OtherTensors, AreRefusedWithACureOnEveryRank) {
               AllOf(HasSubstr("\"weight\": stands for other tensors"), HasSubstr("to_local()")));
   EXPECT_THAT(refused(at::quantize_per_tensor(at::ones({2}), 0.5, 0, at::kQInt8)),
               AllOf(HasSubstr("\"weight\": has dtype QInt8"), HasSubstr("convert it to float16")));
+  EXPECT_THAT(refused(with_freed_memory()), HasSubstr("\"weight\": has elements, but its memory"));
+  for (const at::ScalarType type : {at::kFloat, at::kComplexFloat}) {
+    const at::Tensor part = at::ones({2}, at::TensorOptions(type));
+    EXPECT_THAT(refused(at::_nested_tensor_from_tensor_list({part, part})),
+                AllOf(HasSubstr("\"weight\": is nested"), HasSubstr("as a group")));
+  }
+}
+
+// Of ranks other than the root no rows are taken, which some tensors have no way to.
+TEST(OtherTensors, AreRefusedByAScatterThatDoesNotReadThem) {
+  const at::Tensor rows = at::ones({size(), 2});
+  const at::Tensor sparse = rows.to_sparse_csr();
+  const at::Tensor nested = at::_nested_tensor_from_tensor_list({rows, rows});
+  for (const at::Tensor& other : {sparse, nested}) {
+    const at::Tensor& mine = rank() == 0 ? rows : other;
+    const auto refused =
+        AllOf(HasSubstr("tensor \"rows\": "), HasSubstr("collectives take dense tensors"));
+    EXPECT_THAT(error_of([&] { scatter(mine, {.name = "rows"}); }), refused);
+    EXPECT_THAT(error_of([&] { grouped_scatter({mine}, {.name = "rows"}); }), refused);
+    EXPECT_THAT(error_of([&] { autograd::scatter(mine, {.name = "rows"}); }), refused);
+  }
 }
 
 TEST(MovedTypes8, AreLookedThroughForNan) {

@@ -1,7 +1,9 @@
 // Values and bytes from rank to rank, and the check that all ranks hold the same tensors.
 #include "horon/torch_bindings/collectives/objects.h"
 
+#include <filesystem>
 #include <string>
+#include <unistd.h>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -10,6 +12,9 @@
 #include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
+#include "horon/torch_bindings/guards/rank_zero.h"
+#include "horon/torch_bindings/guards/save0.h"
+#include "horon/torch_bindings/state/broadcast_state.h"
 #include "horon/torch_bindings/state/replicas.h"
 
 namespace horon::objects_test {
@@ -230,6 +235,19 @@ TEST(Replicas, EqualOnesInAnyOrderAndLayout) {
   }
 }
 
+TEST(Replicas, BuffersOfAModuleAreCalledSo) {
+  const torch::nn::Sequential net = make_net();
+  net->named_buffers()["1.running_mean"].fill_(rank());
+  if (size() > 1) {
+    EXPECT_THAT(error_of([&] { check_replicas_equal(*net); }),
+                AllOf(StartsWith("mismatch"), HasSubstr("buffer \"1.running_mean\""),
+                      HasSubstr("named_parameters()"), HasSubstr("SyncBatchNorm")));
+  }
+  check_replicas_equal(net->named_parameters());
+  broadcast_parameters(net->named_buffers());
+  check_replicas_equal(*net);
+}
+
 TEST(Replicas, EveryKindOfDifferenceIsNamed) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   const std::string last = "rank " + std::to_string(size() - 1);
@@ -255,7 +273,7 @@ TEST(Replicas, EveryKindOfDifferenceIsNamed) {
       differs({{"x", x}, {"y", x}}, {{"y", x}, {"extra", x}}),
       AllOf(HasSubstr(last + " has no tensor \"x\""), HasSubstr(last + " has tensor \"extra\"")));
   EXPECT_THAT(differs({{"x", x}, {"y", x}}, {{"x", ones}, {"y", ones}}),
-              AllOf(HasSubstr("\"x\""), HasSubstr("2 of 2 differ in all")));
+              AllOf(HasSubstr("\"x\""), HasSubstr("; 2 differ in all")));
 }
 
 TEST(Replicas, ComplexTensorsAndRanksThatHaveJoined) {
@@ -313,6 +331,33 @@ TEST(OnAllRanks, SucceedsTogetherOrFailsTogether) {
   for_each_set([&](const ProcessSet& set) {
     EXPECT_EQ(on_all_ranks([] { return 5; }, {.process_set = set}), 5);
   });
+}
+
+TEST(OnAllRanks, WorkThatTheRanksCantAgreeOnIsNotDone) {
+  const std::string path = broadcast_object(
+      (std::filesystem::temp_directory_path() / ("alone_" + std::to_string(getpid()))).string());
+  int runs = 0;
+  const auto work = [&] { ++runs; };
+  {
+    const RankZeroScope scope;
+    EXPECT_THAT(error_of([&] { on_all_ranks(work); }),
+                AllOf(StartsWith("invalid argument: \"on_all_ranks\": "), HasSubstr("alone")));
+    EXPECT_THAT(error_of([&] { save0(torch::ones({2}), path); }),
+                AllOf(StartsWith("invalid argument: \"save0\": "), HasSubstr("alone")));
+  }
+  EXPECT_FALSE(std::filesystem::exists(path));
+  const ProcessSet first = add_process_set({0});
+  if (rank() > 0) {
+    EXPECT_THAT(error_of([&] { on_all_ranks(work, {.process_set = first}); }),
+                HasSubstr("is not in process set"));
+  }
+  remove_process_set(first);
+  EXPECT_THAT(error_of([&] { on_all_ranks(work, {.name = "report", .worker = size()}); }),
+              StartsWith("invalid argument: report: on rank 0: the worker, rank " +
+                         std::to_string(size()) + ", is not one of the ranks"));
+  EXPECT_EQ(runs, 0);
+  on_all_ranks(work);
+  EXPECT_EQ(runs, 1);
 }
 
 TEST(Replicas, ThreeRanksAreToldApart) {

@@ -1,10 +1,12 @@
 // Calls that come again under the same names: what they allocate and lock, and that none is taken
 // for an earlier one that was different.
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <limits>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -119,6 +121,20 @@ TEST(RepeatedCalls, TheMemoryStaysWhateverBecomesOfTheTensor) {
       EXPECT_FALSE(handle.wait().requires_grad());
     }
     EXPECT_EQ(rows.wait().sum().item<double>(), 5000.0 * static_cast<double>(sum_of_ranks()));
+  }
+}
+
+// Their names come again: the ranks must not be at different ones, though one of them is late.
+TEST(RepeatedCalls, WithoutNamesMayBeMoreThanThereAreNumbers) {
+  constexpr int64_t kCalls = 2500;
+  if (rank() == size() - 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  std::vector<Handle> handles;
+  for (int64_t i = 0; i < kCalls; ++i) {
+    handles.push_back(allreduce_async(at::full({2}, i, at::kLong), {.op = ReduceOp::Sum}));
+  }
+  for (int64_t i = 0; i < kCalls; ++i) {
+    const at::Tensor sum = handles[static_cast<size_t>(i)].wait();
+    ASSERT_TRUE(sum.eq(i * size()).all().item<bool>()) << i << ": " << sum;
   }
 }
 

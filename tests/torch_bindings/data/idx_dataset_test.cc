@@ -112,6 +112,19 @@ TEST_F(IdxFiles, FoldersThatLackSomethingSayWhat) {
   EXPECT_THAT(dataset_failure(folder_), HasSubstr("3 dimensions"));
 }
 
+TEST_F(IdxFiles, ALabelThatTheModelDoesNotHaveIsNamed) {
+  write("train-images-idx3-ubyte", idx({3, 2, 2}, 12));
+  write("train-labels-idx1-ubyte", idx({3}, 3));  // 0, 7, 14
+  const auto read = [&](int64_t classes) {
+    IdxDataset(folder_.string(), IdxDataset::Split::Train, {.classes = classes});
+  };
+  EXPECT_THAT(error_of([&] { read(14); }),
+              AllOf(HasSubstr("train-labels-idx1-ubyte: has the label 14"),
+                    HasSubstr("labels from 0 to 13")));
+  read(15);
+  read(0);
+}
+
 TEST_F(IdxFiles, BatchesAreCutCastAndNormalised) {
   write_packed("t10k-images.idx3-ubyte.gz", idx({6, 2, 3}, 36));
   write("t10k-labels-idx1-ubyte", idx({6}, 6));

@@ -344,5 +344,28 @@ TEST_F(GivenUpBackward, TheReducerMayEndThen) {
   }
 }
 
+// The replicas are not what they were, and this is told; nothing else is wrong.
+TEST(GivenUpStep, AStepThatOneRankHasLeftEndsWithABroadcast) {
+  if (size() == 1) return;
+  const at::Tensor w = leaf({3});
+  auto optimizer = sgd({{"w", w}}, {.name = "left"});
+  std::vector<std::string> errors;
+  for (int step = 1; step <= 6; ++step) {
+    optimizer.zero_grad();
+    const std::string error = error_of([&] { weighted(w, 1).backward(); });
+    if (rank() == 0 && step == 1) continue;  // an exception of the program, which goes on
+    if (error == "no error") {
+      optimizer.step();
+    } else {
+      errors.push_back(error);
+      broadcast_parameters({{"w", w}}, 0);
+    }
+  }
+  ASSERT_EQ(errors.size(), 1U) << testing::PrintToString(errors);
+  EXPECT_THAT(errors[0], AllOf(HasSubstr("rank 0 in backward 2 of step 1"),
+                               HasSubstr("broadcast_parameters()")));
+  check_replicas_equal({{"w", w}});
+}
+
 }  // namespace
 }  // namespace horon::given_up_backward_test

@@ -1,6 +1,8 @@
 // The values and times of all ranks as one record.
 #include <cmath>
 #include <limits>
+#include <set>
+#include <stdexcept>
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -184,6 +186,51 @@ TEST(Logger, ASinkThatCanNotWriteIsAnErrorOfTheNextFlushOnAllRanks) {
   }
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_EQ(said.find("can't write /no/such/folder/last.jsonl") != std::string::npos, rank() == 0);
+}
+
+// What could not be written, or not be put together, is in the records that come later.
+TEST(Logger, AFlushThatFailsLosesNoValues) {
+  // Each number is that of a write() that fails.
+  class FailingSink : public LogSink {
+   public:
+    FailingSink(std::set<int> failing, std::vector<int64_t>& steps)
+        : failing_(std::move(failing)), steps_(steps) {}
+    void write(const LogRecord& record) override {
+      if (failing_.contains(++calls_)) throw std::runtime_error("the disk is full");
+      steps_.push_back(record.step);
+    }
+
+   private:
+    const std::set<int> failing_;
+    int calls_ = 0;
+    std::vector<int64_t>& steps_;
+  };
+  std::vector<int64_t> once, twice;
+  std::vector<LogRecord> kept;
+  Logger logger({.name = "kept"});
+  logger.add(std::make_unique<FailingSink>(std::set{2}, once));
+  logger.add(std::make_unique<FailingSink>(std::set{1, 2}, twice));  // step 1, and step 1 again
+  logger.add(std::make_unique<KeepingSink>(kept));
+  logger.flush(1);
+  for (int step = 2; step <= 3; ++step) {
+    EXPECT_THAT(error_of([&] { logger.flush(step); }), HasSubstr("the disk is full"));
+  }
+  logger.flush(4);
+  if (rank() == 0) {
+    EXPECT_THAT(once, ElementsAre(1, 2, 3, 4));
+    EXPECT_THAT(twice, ElementsAre(2, 3, 4));
+  }
+  if (size() == 1) return;
+  logger.log("sum", 1, {.reduce = Reduce::Sum});
+  EXPECT_THAT(error_of([&] { logger.flush(5 + rank()); }), StartsWith("mismatch"));
+  logger.log("sum", 1, {.reduce = Reduce::Sum});
+  logger.log("z", 1, {.reduce = rank() == 0 ? Reduce::Sum : Reduce::Max});
+  EXPECT_THAT(error_of([&] { logger.flush(5); }), StartsWith("mismatch"));
+  if (rank() == 0) {
+    EXPECT_EQ(kept.back().step, 5);
+    EXPECT_THAT(kept.back().values, ElementsAre(Pair("sum", 2.0 * size())));
+  }
+  EXPECT_THAT(logger.flush(6).values, IsEmpty());
 }
 
 TEST(Logger, OfProcessSets) {

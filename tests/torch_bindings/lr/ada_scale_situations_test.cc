@@ -54,6 +54,29 @@ TEST(AdaScaleSituations, ASumOfTheRanksThatAreLeftIsDividedByTheirNumber) {
   join();
 }
 
+TEST(AdaScaleSituations, AnOptimizerHasOneAtATime) {
+  const at::Tensor w = leaf({2}, at::kDouble);
+  DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}});
+  const auto step = [&](AdaScale& ada_scale) {
+    optimizer.zero_grad();
+    weighted(w, rank() + 1).backward();
+    ada_scale.step();
+  };
+  {
+    AdaScale first(optimizer, lr::constant());
+    EXPECT_THAT(error_of([&] { AdaScale second(optimizer, lr::constant(0.5)); }),
+                HasSubstr("this optimizer has one already"));
+    step(first);
+    if (size() > 1) {
+      EXPECT_GT(first.variance(), 0) << "it still sees the gradients";
+    }
+    EXPECT_DOUBLE_EQ(first.learning_rates().front(), 0.1 * first.gain());
+  }
+  EXPECT_THAT(error_of([&] { AdaScale refused(optimizer, nullptr); }), HasSubstr("is null"));
+  AdaScale next(optimizer, lr::constant());
+  step(next);
+}
+
 // It sees what is reduced, whichever of the two was set first.
 TEST(AdaScaleSituations, BeforeBucketStaysThePrograms) {
   const at::Tensor w = leaf({2}, at::kDouble);

@@ -3,14 +3,18 @@
 #include "horon/torch_bindings/lr/layer_step.h"
 
 #include <cstdint>
+#include <memory>
+#include <sstream>
 #include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
+#include <torch/serialize/archive.h>
 
+#include "horon/tests/support/error_of.h"
 #include "horon/torch_bindings/lr/lamb.h"
 #include "horon/torch_bindings/lr/lars.h"
 
@@ -143,6 +147,25 @@ void compare_complex(const Options& options) {
 TEST(LayerStep, ComplexParameters) {
   compare_complex<Lars>(lars_with(true, true, true));
   compare_complex<Lamb>(lamb_with(true));
+}
+
+TEST(LayerStep, LambRefusesTheComplexAveragesOfOlderVersions) {
+  const at::Tensor weight = as_leaf(at::complex(at::ones({3}), at::ones({3})));
+  Lamb older({weight}), now({weight});
+  auto state = std::make_unique<LambParamState>();
+  state->step(1)
+      .exp_avg(at::zeros_like(weight.detach()))
+      .exp_avg_sq(at::zeros_like(weight.detach()));
+  older.state()[weight.unsafeGetTensorImpl()] = std::move(state);
+  torch::serialize::OutputArchive out;
+  older.save(out);
+  std::stringstream bytes;
+  out.save_to(bytes);
+  torch::serialize::InputArchive in;
+  in.load_from(bytes);
+  EXPECT_THAT(test::error_of([&] { now.load(in); }),
+              testing::AllOf(testing::HasSubstr("complex averages for a parameter of shape [3]"),
+                             testing::HasSubstr("Load the model without its optimizer")));
 }
 
 // A parameter whose memory has the imaginary parts with the other sign.

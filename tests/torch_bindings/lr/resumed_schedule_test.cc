@@ -50,5 +50,28 @@ TEST(LrScheduler, GoesOnWithOtherBaseLearningRates) {
   EXPECT_THAT(scheduler.base_learning_rates(), ElementsAre(testing::DoubleEq(0.6), 3));
 }
 
+// Saved before the scheduler has stepped with it.
+TEST(LrScheduler, GoesOnWithAGroupThatHasJustBeenAdded) {
+  const auto half = [](double position) { return position < 1 ? 1.0 : 0.5; };
+  const auto with_group = [](optim::SGD& optimizer) {
+    optimizer.add_param_group(
+        optim::OptimizerParamGroup({parameter()}, std::make_unique<optim::SGDOptions>(1.0)));
+  };
+  std::stringstream archive;
+  {
+    optim::SGD optimizer({parameter()}, optim::SGDOptions(0.4));
+    LrScheduler scheduler(optimizer, half);
+    scheduler.step();
+    with_group(optimizer);
+    torch::save(scheduler, archive);
+  }
+  optim::SGD optimizer({parameter()}, optim::SGDOptions(0.2));
+  with_group(optimizer);
+  LrScheduler scheduler(optimizer, half);
+  torch::load(scheduler, archive);
+  EXPECT_THAT(scheduler.base_learning_rates(), ElementsAre(0.4, 1.0));
+  EXPECT_THAT(scheduler.learning_rates(), ElementsAre(0.2, 0.5));
+}
+
 }  // namespace
 }  // namespace horon::resumed_schedule_test

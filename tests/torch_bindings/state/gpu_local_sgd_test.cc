@@ -25,6 +25,10 @@ TEST(GpuLocalSgd, AveragesAndMakesAnOuterStep) {
           << x.cpu()[0] << " and not " << expected;
     }
     EXPECT_EQ(local.averages(), 3);
+    const at::Tensor before = x.cpu();
+    local.average();  // no step has been made since
+    EXPECT_EQ(local.averages(), outer ? 3 : 4);
+    EXPECT_TRUE(at::allclose(x.cpu(), before, 1e-6, 0));
   }
 }
 

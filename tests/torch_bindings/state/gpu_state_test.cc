@@ -199,5 +199,48 @@ TEST(GpuState, TensorsWithinValuesToo) {
   expect_here(dictionary.at("of the GPU"), rank());  // what was given is not touched
 }
 
+// What a program keeps of its own, an archive in an archive and a list of tensors among it.
+struct Averages {
+  void save(torch::serialize::OutputArchive& archive) const {
+    torch::serialize::OutputArchive slow_ones;
+    slow_ones.write("average", slow);
+    archive.write("average", fast);
+    archive.write("counts", counts, true);
+    archive.write("slow", slow_ones);
+    archive.write("all", c10::IValue(std::vector<at::Tensor>{fast, counts}));
+  }
+  void load(torch::serialize::InputArchive& archive) {
+    torch::serialize::InputArchive slow_ones;
+    archive.read("average", fast);
+    archive.read("counts", counts, true);
+    archive.read("slow", slow_ones);
+    slow_ones.read("average", slow);
+    c10::IValue list;
+    archive.read("all", list);
+    all = list.toTensorVector();
+  }
+
+  at::Tensor fast, slow, counts;
+  std::vector<at::Tensor> all;
+};
+
+TEST(GpuState, TensorsOfAProgramsOwnThingComeToTheGpuOfTheRank) {
+  for (const int root : {0, size() - 1}) {
+    Averages own;
+    if (rank() == root) {
+      own = {weight_on(device()), filled(root + 2, device()), filled(root + 3, c10::kCPU), {}};
+    }
+    broadcast_state(own, root);
+    expect_here(own.fast, 1);
+    EXPECT_TRUE(own.fast.requires_grad());
+    expect_here(own.slow, root + 2);
+    expect_here(own.counts, root + 3, c10::kCPU);
+    if (rank() == root) continue;
+    ASSERT_EQ(own.all.size(), 2U);
+    expect_here(own.all[0], 1);
+    expect_here(own.all[1], root + 3, c10::kCPU);
+  }
+}
+
 }  // namespace
 }  // namespace horon::gpu_state_test

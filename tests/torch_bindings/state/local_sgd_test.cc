@@ -97,6 +97,54 @@ TEST(LocalSgd, AveragesAsOneProcessWould) {
   }
 }
 
+// With momentum an outer step that nobody has a step for would move the model all the same.
+TEST(LocalSgd, ASecondAverageMovesNothing) {
+  const LocalSgdOptions options{.steps = 4, .outer_lr = 0.7, .outer_momentum = 0.9};
+  const at::Tensor x = parameter_of(4, 3);
+  LocalSgd local({{"x", x}}, options);
+  Oracle oracle(options, size());
+  local.average();
+  EXPECT_TRUE(x.equal(parameter_of(4, 3)));
+  EXPECT_EQ(local.averages(), 0);
+  // Ranks that have called step(): all of them, one, and none.
+  const auto train = [&](int step, bool calls_step) {
+    step_of_rank(x, rank(), step);
+    oracle.step(step);
+    if (calls_step) local.step();
+  };
+  for (int step = 0; step < 4; ++step) train(step, true);
+  for (int round = 1; round <= 3; ++round) {
+    if (round > 1) {
+      train(2 + round, round == 2 && rank() == size() - 1);
+      local.average();
+    }
+    oracle.average();
+    for (int again = 0; again < 3; ++again) {
+      expect_near(x, oracle.of(rank()));
+      EXPECT_EQ(local.averages(), round);
+      EXPECT_EQ(local.steps_since_average(), 0);
+      local.average();
+    }
+  }
+}
+
+// A step that has moved nothing (it was skipped, or its learning rate is 0) is a step.
+TEST(LocalSgd, AStepOfOneRankIsDueForAll) {
+  const LocalSgdOptions options{.steps = 2, .outer_lr = 0.7, .outer_momentum = 0.9};
+  const at::Tensor x = parameter_of(4, 3);
+  LocalSgd local({{"x", x}}, options);
+  Oracle oracle(options, size());
+  step_of_rank(x, rank(), 0);
+  oracle.step(0);
+  local.average();
+  oracle.average();
+  if (rank() == 0) local.step();
+  local.average();
+  oracle.average();
+  expect_near(x, oracle.of(rank()));
+  EXPECT_EQ(local.averages(), 2);
+}
+
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     const torch::NoGradGuard no_grad;
@@ -180,10 +228,12 @@ TEST(LocalSgd, GoesOnFromAnArchive) {
   LocalSgd local({{"fc.x", x}}, options);
   {
     const at::NoGradGuard no_grad;
+    const at::Tensor saved = x.clone();
     x.add_(1);  // what the archive says counts
     load(local);
-    x.sub_(1);
+    x.copy_(saved);
   }
+  local.average();  // no step has been made since
   EXPECT_EQ(local.averages(), 2);
   if (rank() == 0) {
     broadcast_state(local, 0);
