@@ -4,6 +4,7 @@
 """
 import contextlib
 import os
+import secrets
 import sys
 
 
@@ -15,7 +16,8 @@ def temporary_beside(path):
     if os.path.exists(path) and not os.path.isfile(path):
         return path, None
     target = os.path.realpath(path)
-    return f"{target}.tmp{os.getpid()}", target
+    # Other hosts and containers may have this process's number.
+    return f"{target}.tmp{secrets.token_hex(8)}", target
 
 
 def replace_file(path, content):
@@ -26,7 +28,7 @@ def replace_file(path, content):
             file.write(content)
         if target is not None:
             os.replace(temporary, target)
-    except OSError:
+    except BaseException:
         if target is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)

@@ -159,7 +159,9 @@ std::unique_ptr<MpiBootstrap> meet_all_ranks(MpiLibrary& library, const void* co
                                              const Config& config) {
   const MPI_Comm parent = parent_of(communicator);
   try {
-    wait_for_all_ranks(parent, config);
+    // Where a rank has given up waiting, its call is in the way of one that comes later, which
+    // waits in its second call.
+    for (int call = 0; call < 2; ++call) wait_for_all_ranks(parent, config);
   } catch (...) {
     library.abandon();
     throw;

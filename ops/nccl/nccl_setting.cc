@@ -2,6 +2,8 @@
 
 #include <fstream>
 #include <optional>
+#include <pwd.h>
+#include <unistd.h>
 #include <vector>
 
 #include "horon/core/base/config.h"
@@ -23,11 +25,16 @@ std::optional<std::string> find_in(const std::string& file, const std::string& n
 std::vector<std::string> files_of_nccl() {
   std::vector<std::string> files;
   const std::string named = core::environment_value("NCCL_CONF_FILE");
-  const std::string home = core::environment_value("HOME");
   if (!named.empty()) {
     files.push_back(named);
-  } else if (!home.empty()) {
-    files.push_back(core::concat(home, "/.nccl.conf"));
+  } else {
+    // NCCL asks the password file up to 2.28, and later versions HOME: mostly the same.
+    const passwd* const user = ::getpwuid(::getuid());
+    const std::string homes[] = {user != nullptr ? user->pw_dir : "",
+                                 core::environment_value("HOME")};
+    for (const std::string& home : homes) {
+      if (!home.empty()) files.push_back(core::concat(home, "/.nccl.conf"));
+    }
   }
   files.emplace_back("/etc/nccl.conf");
   return files;

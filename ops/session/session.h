@@ -31,10 +31,11 @@ struct InitOptions {
 // Starts the session. Collective over all ranks; one that waits for others says so as for a
 // collective (HORON_STALL_WARN_S, HORON_STALL_ABORT_S). A second call while it runs does nothing;
 // after shutdown() it starts anew if the caller owns MPI, else it is an error (MPI can't be
-// initialised twice). If any rank has an error, every rank throws it and no session is left. Throws
-// Error(Config), and others that say what failed. `headers` is left to its default: the version
-// that the program was compiled with, which must be that of the library. A LibTorch program calls
-// horon::init() (torch_bindings/session.h), which also divides the cores.
+// initialised twice). If any rank has an error, every rank throws it and no session is left; that
+// others do not come is the error of those that wait. Throws Error(Config), and others that say
+// what failed. `headers` is left to its default: the version that the program was compiled with,
+// which must be that of the library. A LibTorch program calls horon::init()
+// (torch_bindings/session.h), which also divides the cores.
 void init_session(const InitOptions& options = {}, std::string_view headers = kHeaderVersion);
 bool is_initialized();
 

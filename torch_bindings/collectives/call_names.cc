@@ -9,6 +9,7 @@
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
+#include "horon/torch_bindings/collectives/names_in_flight.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -44,7 +45,11 @@ std::string given_or(const std::string& given, std::string_view kind, const Coun
 }  // namespace
 
 std::string given_or_counted(const std::string& given, std::string_view kind, uint32_t set) {
-  return given_or(given, kind, [&] { return ops::call_counts().next(kind, set); });
+  std::string name = given_or(given, kind, [&] { return ops::call_counts().next(kind, set); });
+  // The numbers begin again: what the call does under its name must not meet that of an older one.
+  if (given.empty() && names_in_flight().has_counted())
+    names_in_flight().wait_until_free(set, name);
+  return name;
 }
 
 std::string given_or_counted_object(const std::string& given, std::string_view kind, uint32_t set) {

@@ -9,8 +9,8 @@
 // handle, so allreduce_(p.grad()) works. grouped_collectives.h has all forms for several tensors at
 // once, autograd.h those with derivatives.
 //
-// Of asynchronous calls of one kind without a name up to 1,024 are under way at a time on a set:
-// one more begins, and returns, when the oldest has ended.
+// Of calls of one kind without a name up to 1,024 are under way at a time on a set: one more
+// begins, and returns if it is asynchronous, when the oldest has ended.
 //
 // The options of every call begin alike: name, op or root, process_set. What is particular to a
 // call comes after them. GradientReducerOptions and ObjectOptions keep to this order as well.

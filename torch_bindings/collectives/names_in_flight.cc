@@ -19,6 +19,15 @@ bool has_ended(const NamedCall* call) {
   return handle != nullptr && handle->finished();
 }
 
+void wait_for(const NamedCall& call) {
+  const core::HandleState* const handle = call.handle.load(std::memory_order_acquire);
+  if (handle == nullptr) {
+    std::this_thread::yield();  // another thread is about to submit it
+  } else {
+    (void)handle->wait(std::nullopt);
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<NamedCall> NamesInFlight::try_take(uint32_t set, const std::string& name,
@@ -57,13 +66,22 @@ void NamesInFlight::take(uint32_t set, const std::string& name,
 
 void NamesInFlight::take_in_turn(uint32_t set, const std::string& name,
                                  const std::shared_ptr<NamedCall>& call) {
-  while (const std::shared_ptr<NamedCall> before = try_take(set, name, call)) {
-    const core::HandleState* const handle = before->handle.load(std::memory_order_acquire);
-    if (handle == nullptr) {
-      std::this_thread::yield();  // another thread is about to submit it
-    } else {
-      (void)handle->wait(std::nullopt);
+  has_counted_ = true;
+  while (const std::shared_ptr<NamedCall> before = try_take(set, name, call)) wait_for(*before);
+}
+
+void NamesInFlight::wait_until_free(uint32_t set, const std::string& name) {
+  const std::string key = concat(set, " ", name);
+  for (;;) {
+    std::shared_ptr<NamedCall> before;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto known = calls_.find(key);
+      if (known == calls_.end()) return;
+      before = known->second.lock();
     }
+    if (has_ended(before.get())) return;
+    wait_for(*before);
   }
 }
 

@@ -29,6 +29,10 @@ class NamesInFlight {
   void take(uint32_t set, const std::string& name, const std::shared_ptr<NamedCall>& call);
   // The same for names that Horon has counted, which come again: waits until the name is free.
   void take_in_turn(uint32_t set, const std::string& name, const std::shared_ptr<NamedCall>& call);
+  // For whoever does something else under such a name: a call that blocks, a refusal.
+  void wait_until_free(uint32_t set, const std::string& name);
+  // Some call has had a counted name, so that it may be in flight still.
+  bool has_counted() const { return has_counted_.load(std::memory_order_relaxed); }
 
  private:
   // The call that has the name; null: the name has been free, and is taken.
@@ -37,6 +41,7 @@ class NamesInFlight {
 
   static constexpr size_t kSweepMin = 1024;
 
+  std::atomic<bool> has_counted_{false};
   std::mutex mutex_;
   std::unordered_map<std::string, std::weak_ptr<NamedCall>> calls_;
   size_t next_sweep_ = kSweepMin;  // entries at which those of calls that have ended are removed

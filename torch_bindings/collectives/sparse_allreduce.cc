@@ -8,6 +8,7 @@
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/call_names.h"
+#include "horon/torch_bindings/collectives/names_in_flight.h"
 #include "horon/torch_bindings/collectives/sparse_reduction.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 
@@ -74,6 +75,11 @@ SparseHandle sparse_allreduce_async(const at::Tensor& tensor,
   const ProcessSet& set = options.process_set;
   const std::string name =
       torch_detail::given_or_counted(options.name, "sparse_allreduce", set.id());
+  if (options.name.empty()) {  // the numbers begin again
+    for (const std::string_view part : {SparseReduction::kIndices, SparseReduction::kValues}) {
+      torch_detail::names_in_flight().wait_until_free(set.id(), concat(name, part));
+    }
+  }
   try {
     torch_detail::check_sparse_allreduce(tensor, name, options.op);
   } catch (const Error& error) {

@@ -113,8 +113,8 @@ struct GradientReducerOptions {
   std::optional<int64_t> first_bucket_bytes = {};
   // true: gradients that come next to each other share a bucket, as the lowest rank has seen it in
   // its first step; this is learned anew when parameters have changed. It costs new buckets once,
-  // and only where they start clearly sooner than in the reverse order of the parameters. Not with
-  // functions before or after buckets, nor with CUDA graphs.
+  // and only where they start clearly sooner than in the reverse order of the parameters. Not while
+  // the lowest rank has functions before or after buckets, nor with CUDA graphs.
   bool learn_bucket_order = true;
   // Buckets are reduced in pieces, in shared memory and between hosts, also those of GPUs that go
   // through the host. Their length in bytes, as far as the collective can do that; 0: it chooses.

@@ -38,7 +38,7 @@ RoundFlags GradientReducer::Impl::current_flags() {
   if (!settings_.has_round_flags()) return {};
   raise_flags();
   RoundFlags flags = *flags_;
-  const bool wishes = wished_bytes_ || wished_order_;
+  const bool wishes = wished_bytes_ || wants_order();
   if (agree_first_ || weight_ || wishes || (round_ && round_->has_news)) flags.ask();
   return flags;
 }
@@ -54,7 +54,7 @@ void GradientReducer::Impl::announce(Failures& failures) {
   facts.weight = weight_;
   facts.rounded_otherwise = step_rounded_otherwise_;
   facts.bytes = wished_bytes_;
-  facts.reorders = wished_order_ && !round_->is_captured;
+  facts.reorders = wants_order() && !round_->is_captured;
   if (settings_.compares_replicas()) {
     raise_flags();
     facts.replica = fingerprint_;

@@ -93,7 +93,7 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
   std::move(hooks.begin(), hooks.end(), std::back_inserter(hooks_));
   round_is_due_ = true;
   restart_tuning();
-  forget_order();
+  add_to_order();
   make_buckets(first_slot);
 }
 
@@ -118,8 +118,10 @@ SlotGroups GradientReducer::Impl::bucket_slots() const {
 void GradientReducer::Impl::make_buckets(size_t first_slot) {
   const auto part = std::span(layouts_).subspan(first_slot);
   settings_.device = layouts_.empty() ? c10::Device(c10::kCPU) : layouts_.front().device;
-  const SlotGroups asked_for = first_slot == 0 ? groups() : SlotGroups();
-  for (std::vector<size_t>& members : plan_buckets(part, settings_.bytes, asked_for, slot_order_)) {
+  const bool of_all = first_slot == 0;
+  const SlotGroups asked_for = of_all ? groups() : SlotGroups();
+  const std::span<const size_t> order = of_all ? std::span(slot_order_) : std::span<size_t>();
+  for (std::vector<size_t>& members : plan_buckets(part, settings_.bytes, asked_for, order)) {
     for (size_t& slot : members) slot += first_slot;
     const size_t number = buckets_.size();
     buckets_.emplace_back(core::concat(name_, ".bucket.", number), std::move(members), layouts_,

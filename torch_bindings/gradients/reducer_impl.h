@@ -251,8 +251,11 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void check_undisputed(size_t slot) const;
 
   // reducer_order.cc
-  void forget_order();
+  void add_to_order();
   void watch_order();
+  // Functions of the program may keep something for each bucket, as long as there are any.
+  bool has_functions() const { return before_bucket || after_bucket; }
+  bool wants_order() const { return wished_order_ && !has_functions(); }
   void learn_order();
   void hear_of_order();
 

@@ -19,9 +19,13 @@ constexpr double kSoonerMin = 0.02;
 
 }  // namespace
 
-// There are more parameters now.
-void GradientReducer::Impl::forget_order() {
-  slot_order_.clear();
+// There are more parameters now. Backward reaches the last ones first.
+void GradientReducer::Impl::add_to_order() {
+  if (!slot_order_.empty()) {
+    std::vector<size_t> order;
+    for (size_t i = slots_.size(); i-- > slot_order_.size();) order.push_back(i);
+    slot_order_.insert(slot_order_.begin(), order.begin(), order.end());
+  }
   next_order_.reset();
   watch_order();
 }
@@ -37,8 +41,7 @@ void GradientReducer::Impl::watch_order() {
 void GradientReducer::Impl::learn_order() {
   const std::vector<size_t> arrived = arrivals_.arrived();
   if (arrived.empty()) return;
-  // Functions of the program may keep something for each bucket, as long as there are any.
-  if (before_bucket || after_bucket) return watch_order();
+  if (has_functions()) return watch_order();
   arrivals_.stop();
   if (!memory_of_graphs_.empty()) return;  // graphs write to the buckets as they are
   std::vector<size_t> order = order_of_all(arrived, slots_.size());
@@ -57,7 +60,7 @@ void GradientReducer::Impl::learn_order() {
 // In the agreement of a round, on all ranks that take part. A rank that has joined would come back
 // with other buckets, so nothing changes before all take part.
 void GradientReducer::Impl::hear_of_order() {
-  if (totals_.participants < static_cast<int>(settings_.ranks.size())) return;
+  if (totals_.participants < static_cast<int>(settings_.ranks.size())) return watch_order();
   std::vector<double> order(slots_.size(), 0);
   if (wished_order_) order.assign(wished_order_->begin(), wished_order_->end());
   wished_order_.reset();

@@ -119,7 +119,11 @@ void GradientReducer::Impl::begin_round(bool early) {
   round_->is_captured = current_stream_is_captured(settings_.device);
   if (alone_) return;
   Failures& failures = round_->failures;
-  if (round_->given_up) return refuse_rest(failures);
+  if (round_->given_up) {
+    // The others wait for the buckets that they have now.
+    if (!open_) failures.run([&] { rebuild_if_changed(); });
+    return refuse_rest(failures);
+  }
   if (!settings_.device.is_cpu()) {
     round_->stream = current_stream(settings_.device);
     // Late parts may have been written in other streams, after their bucket was submitted.
@@ -179,8 +183,8 @@ void GradientReducer::Impl::close_round() {
 namespace {
 
 // A rank that has no more data is what mostly is behind it.
-Error with_cure(const Error& error) {
-  if (error.code() != ErrorCode::RankLeft) return error;
+Error with_cure(const Error& error, bool is_captured) {
+  if (error.code() != ErrorCode::RankLeft || is_captured) return error;
   return Error(error.code(),
                core::concat(error.what(), " If that rank has run fewer steps, let all ranks run ",
                             "equally many, or call join() on each behind its last one"));
@@ -209,8 +213,9 @@ void GradientReducer::Impl::end_round() {
     throw;
   }
   failures.run([&] { learn_sparse(); });  // while hooks of other threads still wait
+  const bool is_captured = round_->is_captured;
   close_round();
-  if (failures.first()) throw with_cure(*failures.first());
+  if (failures.first()) throw with_cure(*failures.first(), is_captured);
   if (of_functions.first()) throw Error(*of_functions.first());
 }
 

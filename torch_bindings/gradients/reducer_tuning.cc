@@ -45,11 +45,10 @@ core::PieceSizes pieces_of(const std::vector<GradientLayout>& layouts,
 // Between two steps, on the rank that decides.
 void GradientReducer::Impl::tune() {
   if (!is_initialized()) return;
-  const bool has_functions = before_bucket || after_bucket;
   if (!tuner_) {
     const BucketBytes start = settings_of(options_).bytes;
     const bool at_start = next_bytes_.value_or(settings_.bytes) == start;
-    if (has_functions && at_start) return wait_until_functions_are_gone();
+    if (has_functions() && at_start) return wait_until_functions_are_gone();
     waits_for_functions_ = false;
     TuningSubject subject;
     subject.name = name_;
@@ -64,7 +63,7 @@ void GradientReducer::Impl::tune() {
     };
     tuner_.emplace(subject, ops::runtime().config());
   }
-  if (has_functions) tuner_->give_up("functions before or after buckets may depend on these");
+  if (has_functions()) tuner_->give_up("functions before or after buckets may depend on these");
   if (!memory_of_graphs_.empty()) tuner_->give_up("CUDA graphs write to the buckets as they are");
   tuner_->end_step();
   wished_bytes_ = tuner_->wish();

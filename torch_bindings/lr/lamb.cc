@@ -1,6 +1,7 @@
 #include "horon/torch_bindings/lr/lamb.h"
 
 #include <cmath>
+#include <utility>
 
 #include <ATen/ops/zeros_like.h>
 #include <torch/optim/serialize.h>
@@ -137,15 +138,22 @@ void Lamb::save(::torch::serialize::OutputArchive& archive) const {
 }
 
 void Lamb::load(::torch::serialize::InputArchive& archive) {
-  ::torch::optim::serialize<LambParamState, LambOptions>(archive, *this);
-  for (const auto& entry : state_) {
-    const at::Tensor& average = static_cast<const LambParamState&>(*entry.second).exp_avg_sq();
-    if (!average.is_complex()) continue;
-    throw Error(ErrorCode::InvalidArgument,
-                core::concat("Lamb: what is to be loaded has complex averages for a parameter of ",
-                             "shape ", core::shape_text(average.sizes()),
-                             ", as older versions of Horon kept them; the real and the imaginary ",
-                             "part have one each now. Load the model without its optimizer"));
+  auto before = std::exchange(state_, {});
+  try {
+    ::torch::optim::serialize<LambParamState, LambOptions>(archive, *this);
+    for (const auto& entry : state_) {
+      const at::Tensor& average = static_cast<const LambParamState&>(*entry.second).exp_avg_sq();
+      if (!average.is_complex()) continue;
+      throw Error(
+          ErrorCode::InvalidArgument,
+          core::concat("Lamb: what is to be loaded has complex averages for a parameter of shape ",
+                       core::shape_text(average.sizes()), ", as older versions of Horon kept ",
+                       "them; the real and the imaginary part have one each now. Load the model ",
+                       "without its optimizer"));
+    }
+  } catch (...) {
+    state_ = std::move(before);
+    throw;
   }
 }
 

@@ -12,10 +12,12 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "horon/ops/session/call_counts.h"
 #include "horon/tests/support/allocation_counter.h"
 #include "horon/tests/support/lock_counter.h"
 #include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/collectives/grouped_collectives.h"
+#include "horon/torch_bindings/collectives/sparse_allreduce.h"
 
 namespace horon::repeated_calls_test {
 namespace {
@@ -135,6 +137,38 @@ TEST(RepeatedCalls, WithoutNamesMayBeMoreThanThereAreNumbers) {
   for (int64_t i = 0; i < kCalls; ++i) {
     const at::Tensor sum = handles[static_cast<size_t>(i)].wait();
     ASSERT_TRUE(sum.eq(i * size()).all().item<bool>()) << i << ": " << sum;
+  }
+}
+
+// Behind as many as there are numbers, while those are under way.
+TEST(RepeatedCalls, WithoutNamesMayBlockOrBeRefusedBehindOthers) {
+  const at::Tensor one = at::ones({2}, at::kLong);
+  const auto call_all = [&](auto last) {
+    barrier();
+    if (rank() == size() - 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::vector<Handle> handles;
+    for (uint64_t i = 0; i < ops::CallCounts::kNumbers; ++i) {
+      handles.push_back(allreduce_async(one, {.op = ReduceOp::Sum}));
+    }
+    last();
+    for (const Handle& handle : handles) EXPECT_EQ(handle.wait()[0].item<int64_t>(), size());
+  };
+  call_all([&] { EXPECT_EQ(allreduce(one, {.op = ReduceOp::Sum})[0].item<int64_t>(), size()); });
+  call_all([&] {
+    const at::Tensor wrong = rank() == 0 ? one.to_sparse() : one;
+    EXPECT_NE(test::error_of([&] { (void)allreduce(wrong, {.op = ReduceOp::Sum}); }), "no error");
+  });
+}
+
+TEST(RepeatedCalls, SparseOnesWithoutNamesMayBeMoreThanThereAreNumbers) {
+  if (rank() == size() - 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  std::vector<SparseHandle> handles;
+  const at::Tensor one = at::ones({2}).to_sparse();
+  for (uint64_t i = 0; i < ops::CallCounts::kNumbers + 6; ++i) {
+    handles.push_back(sparse_allreduce_async(one, {.op = ReduceOp::Sum}));
+  }
+  for (const SparseHandle& handle : handles) {
+    ASSERT_EQ(handle.wait().to_dense()[1].item<float>(), static_cast<float>(size()));
   }
 }
 

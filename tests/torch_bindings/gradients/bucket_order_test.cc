@@ -108,6 +108,19 @@ TEST(BucketOrder, StaysWhereAProgramOrAnOptionKeepsIt) {
   }
 }
 
+// What it keeps for each bucket would be of other parameters.
+TEST(BucketOrder, StaysForAFunctionThatComesBehindTheFirstStep) {
+  const Chain chain(kApart);
+  GradientReducer reducer(chain.parameters, in_threes());
+  chain.step(reducer);
+  reducer.after_bucket([](const BucketView&) {});
+  for (int i = 0; i < 4; ++i) chain.step(reducer);
+  EXPECT_EQ(reducer.statistics().reorders, 0);
+  reducer.after_bucket(nullptr);
+  for (int i = 0; i < 4; ++i) chain.step(reducer);
+  EXPECT_EQ(reducer.statistics().reorders, reorders_where_many(1));
+}
+
 // They would be in the way of those that come.
 TEST(BucketOrder, ParametersWithoutAGradientShareTheLastBuckets) {
   const Chain chain(kAsRegistered);
@@ -153,6 +166,58 @@ TEST(BucketOrder, IsLearnedAnewWithMoreParameters) {
   for (int i = 0; i < 4; ++i) more.step(reducer);
   EXPECT_EQ(reducer.statistics().reorders, reorders_where_many(2));
   EXPECT_TRUE(size() == 1 || more.neighbours_share_buckets());
+}
+
+// Those that are made anew for another reason, behind parameters that came later.
+TEST(BucketOrder, IsKeptInNewBuckets) {
+  const Chain chain(kApart);
+  GradientReducer reducer(chain.parameters, in_threes());
+  for (int i = 0; i < 4; ++i) chain.step(reducer);
+  reducer.add_parameters(
+      {{"9", leaf({kElements})}, {"10", leaf({kElements})}, {"11", leaf({kElements})}});
+  for (int i = 0; i < 4; ++i) chain.step(reducer);
+  reducer.set_backward_passes_per_step(1);
+  for (int i = 0; i < 4; ++i) chain.step(reducer);
+  EXPECT_EQ(reducer.statistics().reorders, reorders_where_many(1));
+  EXPECT_TRUE(size() == 1 || chain.neighbours_share_buckets());
+}
+
+// A closure that throws when the others have the new buckets already: more than before, or fewer.
+TEST(BucketOrder, AStepThatThrowsBeforeItsBackwardHasTheNewBuckets) {
+  for (const bool more : {true, false}) {
+    // Of 1 and 4 KiB in turns; where they come one kind after the other, buckets fill otherwise.
+    std::vector<at::Tensor> parameters;
+    std::vector<size_t> order;
+    for (size_t i = 0; i < 8; ++i) {
+      const bool is_long = more ? i % 2 == 0 : i < 4;
+      parameters.push_back(leaf({is_long ? 4 * kElements : kElements}));
+    }
+    for (size_t i = 0; i < 8; ++i)
+      order.push_back(more ? (2 * i) % 8 + i / 4 : i / 2 + 4 * (i % 2));
+    DistributedOptimizer optimizer(::torch::optim::SGD(parameters, 0.0), parameters,
+                                   {.bucket_bytes = 4 << 10, .first_bucket_bytes = 4 << 10});
+    for (int step = 1; step <= 5; ++step) {
+      const bool throws = step == 3;
+      const auto closure = [&] {
+        if (throws && rank() == size() - 1) throw std::runtime_error("no more data");
+        optimizer.zero_grad();
+        at::Tensor x = at::full({kElements}, rank() + 1.0, at::kFloat);
+        for (const size_t i : order) x = x * parameters[i].slice(0, 0, kElements);
+        const at::Tensor loss = x.sum();
+        loss.backward();
+        return loss;
+      };
+      if (throws) {
+        EXPECT_ANY_THROW(optimizer.step(closure));
+        continue;
+      }
+      optimizer.step(closure);
+      for (const at::Tensor& w : parameters) {
+        EXPECT_EQ(w.grad()[0].item<double>(), mean_of_ranks());
+      }
+    }
+    EXPECT_EQ(optimizer.statistics().reorders, reorders_where_many(1)) << more;
+  }
 }
 
 // What has changed was in the buckets, too; the order stays.
