@@ -69,7 +69,7 @@ std::string bare_name_text(const EntrySpec& s, Where at) {
 std::string remark_text(const EntrySpec& s, Where at) {
   const std::string& name = s.parts.at(at.part).name;
   const size_t end = end_of_bare_name(name, at.entry);
-  return end == std::string::npos ? "nothing more" : name.substr(end + 1);
+  return end == std::string::npos ? concat("a plain ", to_string(s.kind)) : name.substr(end + 1);
 }
 
 std::string part_shape_text(const EntrySpec& s, Where at) {

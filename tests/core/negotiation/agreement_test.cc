@@ -82,7 +82,7 @@ TEST(Agreement, RemarksBehindANameAreNotTheName) {
         told({a, b, c}, "auc"),
         AllOf(HasSubstr("tensor \"" + name + "\""),
               HasSubstr("disagree about the call: (mean of 3 classes) on rank 0, (mean of 4 "
-                        "classes) on rank 1, nothing more on rank 2")));
+                        "classes) on rank 1, a plain allreduce on rank 2")));
   }
 }
 
@@ -93,7 +93,7 @@ TEST(Agreement, UnlikeCallsAreToldBeforeTheirDtypes) {
   b.parts = {{"c10d.0", {4}}};
   a.dtype = DataType::UInt8;
   EXPECT_THAT(told({a, b}, "c10d.0"),
-              HasSubstr("the call: (barrier) on rank 0, nothing more on rank 1"));
+              HasSubstr("the call: (barrier) on rank 0, a plain allreduce on rank 1"));
   b.kind = CollectiveKind::Allgather;
   EXPECT_THAT(told({a, b}, "c10d.0"), HasSubstr("about the collective"));
 }
@@ -105,7 +105,7 @@ TEST(Agreement, StridesAreNotTheName) {
   EXPECT_THAT(
       told({a, b}, "bucket 2"),
       AllOf(HasSubstr("tensor \"w (old)\" (in \"bucket 2\")"),
-            HasSubstr("the call: (strides [8, 1, 4, 2]) on rank 0, nothing more on rank 1")));
+            HasSubstr("the call: (strides [8, 1, 4, 2]) on rank 0, a plain allreduce on rank 1")));
   b.parts[0].shape.push_back(7);
   b.parts[0].name = a.parts[0].name;
   EXPECT_THAT(told({a, b}, "bucket 2"), AllOf(HasSubstr("tensor \"w (old)\""), HasSubstr("shape")));

@@ -172,7 +172,7 @@ TEST(Join, PlansThatDifferAmongThoseThatAreLeft) {
   if (size() > 2 && rank() > 0) {
     EXPECT_THAT(error_of([&] { (weighted(w, 1) + weighted(v, 1)).backward(); }),
                 AllOf(StartsWith(to_string(ErrorCode::Mismatch)),
-                      HasSubstr("parameter \"w\" of rank 1 differs on rank 2")));
+                      HasSubstr("parameter \"w\" of rank 1 differs on rank")));
   }
   EXPECT_GE(join(), 0);
 }

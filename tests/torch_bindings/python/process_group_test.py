@@ -247,7 +247,7 @@ def test_ranks_that_differ_are_told_so(rank, size):
     with pytest.raises(hvd.HorovodInternalError):
         dist.all_reduce(torch.ones(2)) if rank == 0 else dist.broadcast(torch.ones(2), 0)
     with pytest.raises(hvd.HorovodInternalError,
-                       match="collective: barrier on rank 0, allreduce on rank"):
+                       match=r"call: \(barrier\) on rank 0, a plain allreduce on rank"):
         dist.barrier() if rank == 0 else dist.all_reduce(torch.ones(1))
     with pytest.raises(RuntimeError, match="elements|bytes"):
         dist.all_gather([torch.empty(2)] * size, torch.ones(3))

@@ -4,6 +4,8 @@
 #include <optional>
 #include <utility>
 
+#include <ATen/ops/zeros.h>
+
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
@@ -155,8 +157,12 @@ WorkPtr HoronBackend::broadcast(Tensors& tensors, const ::c10d::BroadcastOptions
 }
 
 WorkPtr HoronBackend::barrier(const ::c10d::BarrierOptions& options) {
-  const std::shared_ptr<Operation> begun = operation({}, options);
-  order_.start(*begun, {CollectiveKind::Barrier}, [](PendingCollective&) {});
+  const std::shared_ptr<Operation> begun = operation({at::zeros({1}, at::kByte)}, options);
+  order_.start(*begun, {CollectiveKind::Allreduce}, [&](PendingCollective& pending) {
+    pending.spec.reduce_op = ReduceOp::Max;
+    pending.remark = "barrier";
+    pending.add(begun->outputs()[0], Into::Same);
+  });
   return work(OpType::BARRIER, begun);
 }
 
