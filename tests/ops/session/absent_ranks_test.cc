@@ -30,17 +30,23 @@ void expect_that_all_start() {
   shutdown();
 }
 
-// The program goes on, so rank 0 can come to the call that the others have left behind in MPI.
+// On rank 0, of a program that goes on: when the others have given up, as each tells by a message,
+// to the call that they have in MPI still.
+void come_to_what_others_left_behind() {
+  char word = 0;
+  for (int other = 1; other < test_size(); ++other) {
+    MPI_Recv(&word, 1, MPI_CHAR, other, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  }
+  MPI_Request left_behind = MPI_REQUEST_NULL;
+  MPI_Ibarrier(MPI_COMM_WORLD, &left_behind);
+  MPI_Wait(&left_behind, MPI_STATUS_IGNORE);
+}
+
 TEST(AbsentRanks, AreWaitedForWithAWarningAndALimit) {
   if (test_size() == 1) GTEST_SKIP() << "nobody is absent";
   char word = 0;
   if (test_rank() == 0) {
-    for (int other = 1; other < test_size(); ++other) {
-      MPI_Recv(&word, 1, MPI_CHAR, other, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    }
-    MPI_Request left_behind = MPI_REQUEST_NULL;
-    MPI_Ibarrier(MPI_COMM_WORLD, &left_behind);
-    MPI_Wait(&left_behind, MPI_STATUS_IGNORE);
+    come_to_what_others_left_behind();
   } else {
     testing::internal::CaptureStderr();
     const std::string error = error_of([] {
@@ -71,12 +77,7 @@ TEST(AbsentRanks, ThatComeWhenOthersHaveGivenUpDoNotWaitInSilence) {
     for (int other = 1; other < test_size(); ++other) {
       MPI_Send(&word, 1, MPI_CHAR, other, 0, MPI_COMM_WORLD);
     }
-    for (int other = 1; other < test_size(); ++other) {
-      MPI_Recv(&word, 1, MPI_CHAR, other, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    }
-    MPI_Request left_behind = MPI_REQUEST_NULL;
-    MPI_Ibarrier(MPI_COMM_WORLD, &left_behind);
-    MPI_Wait(&left_behind, MPI_STATUS_IGNORE);
+    come_to_what_others_left_behind();
   } else {
     MPI_Recv(&word, 1, MPI_CHAR, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     EXPECT_THAT(error_of_waiting(), StartsWith("stall: "));

@@ -21,9 +21,9 @@ Max = 4
 Product = 5
 
 _Kind = native.Kind
-_NATIVE_OPS = {Average: native.ReduceOp.Average, Sum: native.ReduceOp.Sum,
-               Min: native.ReduceOp.Min, Max: native.ReduceOp.Max,
-               Product: native.ReduceOp.Product, Adasum: native.ReduceOp.Adasum}
+NATIVE_OPS = {Average: native.ReduceOp.Average, Sum: native.ReduceOp.Sum,
+              Min: native.ReduceOp.Min, Max: native.ReduceOp.Max,
+              Product: native.ReduceOp.Product, Adasum: native.ReduceOp.Adasum}
 _NARROW = {torch.uint8, torch.int8, torch.int16, torch.int32}
 
 
@@ -73,13 +73,9 @@ def _require_handle(handle, call):
                         "call with _async in its name has returned")
 
 
-_OP_NAMES = {Average: "Average", Sum: "Sum", Adasum: "Adasum", Min: "Min", Max: "Max",
-             Product: "Product"}
-
-
 def require_op(op):
     """One of Horovod's. The enum of torch.distributed equals integers that stand for others."""
-    if isinstance(op, numbers.Integral) and op in _OP_NAMES:
+    if isinstance(op, numbers.Integral) and op in NATIVE_OPS:
         return
     is_of_torch = type(op).__module__.startswith("torch.")
     raise ValueError(f"op {op!r}{' is of torch.distributed' if is_of_torch else ''}: give "
@@ -176,7 +172,7 @@ class _Scaling:
             self.divisor = process_set.of_call().size()
         if not self.integer:
             return
-        self.remark = f"op {_OP_NAMES[op]}"
+        self.remark = f"op {NATIVE_OPS[op].name}"
         if op == Average:
             self.op = Sum
         if op == Average and tensors[0].dtype in _NARROW and all(
@@ -231,7 +227,7 @@ def start_reduction(kind, tensors, name, op, prescale, postscale, process_set, g
     factors = scaling.factors()
     call = native.Call(getattr(_Kind, kind), kind_name, _named(kind_name, name),
                        of_call, grouped, in_place and not apart,
-                       _NATIVE_OPS[scaling.op], 0, *factors, remark=scaling.remark)
+                       NATIVE_OPS[scaling.op], 0, *factors, remark=scaling.remark)
 
     def result(reduced, ended):
         contributors = ended.contributors()

@@ -10,14 +10,10 @@ import torch
 
 from horon import native
 from horon.torch.adasum import make_adasum
-from horon.torch.collectives import Adasum, Average, Max, Min, Product, Sum, require_op
+from horon.torch.collectives import NATIVE_OPS, Adasum, Average, require_op
 from horon.torch.compression import Compression
 from horon.torch.process_sets import global_process_set
 from horon.torch.wrapped_optimizer import WrappedOptimizer, divide_gradients, released, wrap
-
-_NATIVE_OPS = {Average: native.ReduceOp.Average, Sum: native.ReduceOp.Sum,
-               Min: native.ReduceOp.Min, Max: native.ReduceOp.Max,
-               Product: native.ReduceOp.Product}
 
 _SYNCHRONIZE_FIRST = ("call optimizer.synchronize() before scaler.unscale_(optimizer) and "
                       "scaler.step(optimizer), the latter within optimizer.skip_synchronize()")
@@ -63,7 +59,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     # What SparseAdam wants at the end is sparse anyway.
     dense = sparse_as_dense and not isinstance(optimizer, torch.optim.SparseAdam)
     reducer = native.Reducer(
-        reduced, op=_NATIVE_OPS[op], process_set=process_set.of_call(),
+        reduced, op=NATIVE_OPS[op], process_set=process_set.of_call(),
         compression=compression.name, passes=backward_passes_per_step,
         predivide_factor=gradient_predivide_factor, groups=lists, num_groups=number,
         sparse_as_dense=dense)
