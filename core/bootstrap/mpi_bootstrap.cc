@@ -49,32 +49,55 @@ std::string missing_ranks_text(MPI_Comm parent, double waited_s) {
                 "communicator of these");
 }
 
-// By a call that does not block, so that this rank can say that it waits, and can give up. What it
-// throws leaves the call behind in MPI, which has no way to end one.
-void wait_for_all_ranks(MPI_Comm parent, const Config& config) {
+// When a wait is to be told of: after `first_s`, again after twice the time and so on. 0: never.
+class Warnings {
+ public:
+  explicit Warnings(double first_s) : gap_s_(first_s), next_s_(first_s) {}
+  bool is_due(double waited_s) {
+    constexpr double kGapMax_s = 600;
+    if (gap_s_ <= 0 || waited_s < next_s_) return false;
+    gap_s_ = std::min(2 * gap_s_, kGapMax_s);
+    next_s_ = waited_s + gap_s_;
+    return true;
+  }
+
+ private:
+  double gap_s_;
+  double next_s_;
+};
+
+// For a call that does not block, so that this rank can say that it waits: by watch(seconds so
+// far). What that throws leaves the call behind in MPI, which has no way to end one.
+template <class Watch>
+void wait_for(MPI_Request& request, const Watch& watch) {
+  constexpr double kYields_s = 0.02;  // most waits are shorter, and a nap is long beside them
   constexpr auto kNap = std::chrono::milliseconds(1);
-  constexpr double kWarningGapMax_s = 600;
+  const auto begin = Clock::now();
+  for (;;) {
+    int is_over = 0;
+    check_mpi(MPI_Test(&request, &is_over, MPI_STATUS_IGNORE), "MPI_Test");
+    if (is_over != 0) return;
+    const double waited_s = std::chrono::duration<double>(Clock::now() - begin).count();
+    watch(waited_s);
+    if (waited_s < kYields_s) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kNap);
+    }
+  }
+}
+
+void wait_for_all_ranks(MPI_Comm parent, const Config& config) {
   MPI_Request request = MPI_REQUEST_NULL;
   check_mpi(MPI_Ibarrier(parent, &request), "MPI_Ibarrier");
-  const auto begin = Clock::now();
-  double warning_gap_s = config.stall_warn_s;
-  double next_warning_s = warning_gap_s;
-  for (;;) {
-    int all_came = 0;
-    check_mpi(MPI_Test(&request, &all_came, MPI_STATUS_IGNORE), "MPI_Test");
-    if (all_came != 0) return;
-    const double waited_s = std::chrono::duration<double>(Clock::now() - begin).count();
+  Warnings warnings(config.stall_warn_s);
+  wait_for(request, [&](double waited_s) {
     if (config.stall_abort_s > 0 && waited_s >= config.stall_abort_s) {
       throw Error(ErrorCode::Stall, concat(missing_ranks_text(parent, waited_s),
                                            " (HORON_STALL_ABORT_S ended the wait)"));
     }
-    if (config.stall_warn_s > 0 && waited_s >= next_warning_s) {
-      log(LogLevel::Warn, missing_ranks_text(parent, waited_s));
-      warning_gap_s = std::min(2 * warning_gap_s, kWarningGapMax_s);
-      next_warning_s = waited_s + warning_gap_s;
-    }
-    std::this_thread::sleep_for(kNap);
-  }
+    if (warnings.is_due(waited_s)) log(LogLevel::Warn, missing_ranks_text(parent, waited_s));
+  });
 }
 
 MPI_Comm with_returned_errors(MPI_Comm communicator) {
@@ -82,14 +105,34 @@ MPI_Comm with_returned_errors(MPI_Comm communicator) {
   return communicator;
 }
 
-std::vector<std::string> allgather_over(MPI_Comm communicator, std::string_view mine) {
+}  // namespace
+
+// Nobody knows which rank it is, but that one does not say this.
+void MpiBootstrap::wait_for_others(MPI_Request& request) const {
+  int rank = 0;
+  check_mpi(MPI_Comm_rank(communicator_, &rank), "MPI_Comm_rank");
+  Warnings warnings(warn_after_s_);
+  wait_for(request, [&](double waited_s) {
+    if (!warnings.is_due(waited_s)) return;
+    log(LogLevel::Warn,
+        concat("horon::init() on rank ", rank, " waits since ", std::lround(waited_s),
+               " s for a rank that has called init() too and stands still in it: one that does "
+               "not say so here. Look at its host, its files and its devices"));
+  });
+}
+
+std::vector<std::string> MpiBootstrap::allgather_over(MPI_Comm communicator,
+                                                      std::string_view mine) const {
   int size = 0;
   check_mpi(MPI_Comm_size(communicator, &size), "MPI_Comm_size");
   const auto count = static_cast<size_t>(size);
   const auto length = static_cast<int64_t>(mine.size());
   std::vector<int64_t> lengths(count);
-  check_mpi(MPI_Allgather(&length, 1, MPI_INT64_T, lengths.data(), 1, MPI_INT64_T, communicator),
-            "MPI_Allgather");
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Iallgather(&length, 1, MPI_INT64_T, lengths.data(), 1, MPI_INT64_T, communicator,
+                           &request),
+            "MPI_Iallgather");
+  wait_for_others(request);
   const int64_t total = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   if (total > INT_MAX) {
     throw Error(ErrorCode::Limit,
@@ -101,9 +144,10 @@ std::vector<std::string> allgather_over(MPI_Comm communicator, std::string_view 
   std::vector<int> begins(count);
   std::exclusive_scan(counts.begin(), counts.end(), begins.begin(), 0);
   std::string all(static_cast<size_t>(total), '\0');
-  check_mpi(MPI_Allgatherv(mine.data(), static_cast<int>(length), MPI_BYTE, all.data(),
-                           counts.data(), begins.data(), MPI_BYTE, communicator),
-            "MPI_Allgatherv");
+  check_mpi(MPI_Iallgatherv(mine.data(), static_cast<int>(length), MPI_BYTE, all.data(),
+                            counts.data(), begins.data(), MPI_BYTE, communicator, &request),
+            "MPI_Iallgatherv");
+  wait_for_others(request);
   std::vector<std::string> blocks;
   for (size_t i = 0; i < count; ++i) {
     blocks.push_back(all.substr(static_cast<size_t>(begins[i]), static_cast<size_t>(counts[i])));
@@ -111,11 +155,9 @@ std::vector<std::string> allgather_over(MPI_Comm communicator, std::string_view 
   return blocks;
 }
 
-}  // namespace
-
 MpiBootstrap::MpiBootstrap(const MpiLibrary& library, const void* communicator,
-                           const std::string& host_id)
-    : library_(library) {
+                           const std::string& host_id, double warn_after_s)
+    : library_(library), warn_after_s_(warn_after_s) {
   check_mpi(MPI_Comm_dup(parent_of(communicator), &communicator_), "MPI_Comm_dup");
   with_returned_errors(communicator_);
   find_hosts(host_id);
@@ -166,7 +208,7 @@ std::unique_ptr<MpiBootstrap> meet_all_ranks(MpiLibrary& library, const void* co
     library.abandon();
     throw;
   }
-  return std::make_unique<MpiBootstrap>(library, communicator, config.host_id);
+  return std::make_unique<MpiBootstrap>(library, communicator, config.host_id, config.stall_warn_s);
 }
 
 }  // namespace horon::core

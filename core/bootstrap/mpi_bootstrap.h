@@ -18,9 +18,10 @@ class MpiBootstrap final : public Bootstrap {
   // `communicator`: an MPI_Comm* of the caller's, duplicated; null: MPI_COMM_WORLD. Collective over
   // the communicator. Ranks are on one host if MPI says that they can share memory and their
   // `host_id` is the same. The library must outlive the bootstrap. Throws Error(InvalidArgument) at
-  // once for MPI_COMM_NULL and an intercommunicator.
+  // once for MPI_COMM_NULL and an intercommunicator. A rank that waits in allgather() for others
+  // warns after `warn_after_s`, again after twice the time and so on; 0: never.
   explicit MpiBootstrap(const MpiLibrary& library, const void* communicator = nullptr,
-                        const std::string& host_id = "");
+                        const std::string& host_id = "", double warn_after_s = 0);
   // Frees the communicators while the library is usable: all ranks must come here.
   ~MpiBootstrap() override;
   MpiBootstrap(const MpiBootstrap&) = delete;
@@ -35,8 +36,11 @@ class MpiBootstrap final : public Bootstrap {
 
  private:
   void find_hosts(const std::string& host_id);
+  std::vector<std::string> allgather_over(MPI_Comm communicator, std::string_view mine) const;
+  void wait_for_others(MPI_Request& request) const;
 
   const MpiLibrary& library_;
+  const double warn_after_s_;
   MPI_Comm communicator_ = MPI_COMM_NULL;
   MPI_Comm host_communicator_ = MPI_COMM_NULL;
   Topology topology_;

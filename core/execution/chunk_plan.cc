@@ -1,7 +1,6 @@
 #include "horon/core/execution/chunk_plan.h"
 
 #include <algorithm>
-#include <iterator>
 #include <limits>
 #include <vector>
 

@@ -1,8 +1,8 @@
 #include "horon/core/execution/executor.h"
 
-#include <numeric>
 #include <utility>
 
+#include "horon/core/base/all_ranks.h"
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/keep_for_ever.h"
 
@@ -12,9 +12,7 @@ Executor::Executor(Parts parts)
     : context_{parts.rank, std::move(parts.ranks), std::move(parts.ops), std::move(parts.timeline),
                std::move(parts.scratch)},
       lent_ops_(std::make_shared<LentOps>(*context_.ops)) {
-  if (!context_.ranks.empty()) return;
-  context_.ranks.resize(static_cast<size_t>(parts.size));
-  std::iota(context_.ranks.begin(), context_.ranks.end(), 0);
+  if (context_.ranks.empty()) context_.ranks = all_ranks(parts.size);
 }
 
 Executor::~Executor() {

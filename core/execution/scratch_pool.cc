@@ -6,6 +6,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/keep_for_ever.h"
+#include "horon/core/base/round_up.h"
 #include "horon/core/base/text.h"
 
 namespace horon::core {
@@ -84,7 +85,7 @@ ScratchPool::OfDomain& ScratchPool::of(const MemoryDomain& domain) {
 size_t ScratchPool::size_class(size_t bytes) {
   const size_t wanted = std::max(bytes, kSmallest);
   const size_t step = std::max(std::bit_floor(wanted) / 4, size_t{1});
-  return (wanted + step - 1) / step * step;
+  return round_up(wanted, step);
 }
 
 ScratchPool::FreeBuffer ScratchPool::smallest_free(OfDomain& of, size_t bytes, size_t bytes_max) {

@@ -1,10 +1,6 @@
 #include "horon/core/host/doorbell.h"
 
 #include <algorithm>
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "horon/core/base/cpu_relax.h"
 #include "horon/core/base/futex.h"

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <exception>
 #include <string>
-#include <string_view>
 #include <unistd.h>
 #include <utility>
 

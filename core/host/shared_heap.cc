@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/round_up.h"
 #include "horon/core/host/local_group.h"
 
 namespace horon::core {
@@ -29,7 +30,7 @@ bool has_descriptors() {
 size_t SharedHeap::size_class(size_t bytes) {
   if (bytes <= kBlockBytesMin) return kBlockBytesMin;
   const size_t step = std::max(kBlockBytesMin, std::bit_floor(bytes) / kStepsPerDoubling);
-  return (bytes + step - 1) / step * step;
+  return round_up(bytes, step);
 }
 
 void SharedHeap::check(size_t bytes) const {

@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
-#include <cmath>
-#include <cstdint>
 #include <string_view>
 #include <vector>
 
 #include "horon/core/base/rank_names.h"
+#include "horon/core/base/same_real.h"
 #include "horon/core/base/text.h"
 
 namespace horon::core {
@@ -18,12 +16,6 @@ bool shapes_agree(const EntrySpec& spec, const std::vector<int64_t>& a,
                   const std::vector<int64_t>& b) {
   if (!has_own_rows(spec.kind)) return a == b;
   return a.size() == b.size() && (a.empty() || std::equal(a.begin() + 1, a.end(), b.begin() + 1));
-}
-
-// Equal as their texts are equal: NaN agrees with itself, and 0 does not agree with -0.
-bool same_real(double a, double b) {
-  return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b) ||
-         (std::isnan(a) && std::isnan(b));
 }
 
 // Which part of which entry.

@@ -1,9 +1,9 @@
 #include "horon/core/negotiation/controller.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
+#include "horon/core/base/all_ranks.h"
 #include "horon/core/base/text.h"
 #include "horon/core/negotiation/told_extents.h"
 #include "horon/core/negotiation/wire_format.h"
@@ -17,10 +17,7 @@ constexpr Nanos kSecond = 1'000'000'000;
 }  // namespace
 
 Controller::Options Controller::complete(Options options) {
-  if (options.ranks.empty()) {
-    options.ranks.resize(static_cast<size_t>(options.size));
-    std::iota(options.ranks.begin(), options.ranks.end(), 0);
-  }
+  if (options.ranks.empty()) options.ranks = all_ranks(options.size);
   HORON_CHECK(options.ranks.size() == static_cast<size_t>(options.size), "one name per member");
   options.host_of.resize(options.ranks.size());
   return options;

@@ -89,7 +89,6 @@ class Coordinator {
   bool ids_are_used_up() const { return ids_.used_up(); }
 
   bool at_rest() const { return entries_.empty() && in_flight_ == 0 && planner_.empty(); }
-  int batches_in_flight() const { return in_flight_; }
 
  private:
   struct Vote {

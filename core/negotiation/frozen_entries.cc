@@ -90,12 +90,4 @@ std::vector<Request> FrozenEntries::clear() {
   return requests;
 }
 
-std::vector<std::string> FrozenEntries::filled_names() const {
-  std::vector<std::string> names;
-  for (const auto& [name, entry] : by_name_) {
-    if (entry.filled) names.push_back(name);
-  }
-  return names;
-}
-
 }  // namespace horon::core

@@ -65,7 +65,6 @@ class FrozenEntries {
   void forgive(Nanos gap);
   // Everything that is filled; nothing is frozen afterwards.
   std::vector<Request> clear();
-  std::vector<std::string> filled_names() const;
 
  private:
   using ByName = std::unordered_map<std::string, Entry>;

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "horon/core/base/same_real.h"
+
 namespace horon::core {
 
 int64_t byte_count(const EntrySpec& spec) {
@@ -18,8 +20,8 @@ bool may_fuse(const EntrySpec& spec, int64_t bytes, int64_t alone_bytes) {
 
 bool same_collective(const EntrySpec& a, const EntrySpec& b) {
   return a.kind == b.kind && a.dtype == b.dtype && a.reduce_op == b.reduce_op &&
-         a.device == b.device && a.root == b.root && a.prescale == b.prescale &&
-         a.postscale == b.postscale && a.compression == b.compression &&
+         a.device == b.device && a.root == b.root && same_real(a.prescale, b.prescale) &&
+         same_real(a.postscale, b.postscale) && a.compression == b.compression &&
          a.piece_bytes == b.piece_bytes && a.captured == b.captured && a.splits == b.splits;
 }
 

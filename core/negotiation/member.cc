@@ -332,11 +332,4 @@ bool Member::awaits_results() const {
                      [](const auto& entry) { return !entry.second.last().refused; });
 }
 
-std::vector<std::string> Member::unserved_names() const {
-  std::vector<std::string> names = frozen_.filled_names();
-  for (const auto& [name, unserved] : unserved_) names.push_back(name);
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 }  // namespace horon::core

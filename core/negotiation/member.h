@@ -84,7 +84,6 @@ class Member {
   // What it waits for comes by way of the gate, without a message: a Go for what is filled here,
   // the markers of records that have come, room for what it must append.
   bool watches_ring() const { return frozen_.filled() > 0 || !log_.empty() || waits_for_room(); }
-  std::vector<std::string> unserved_names() const;
   uint64_t applied() const { return applied_; }
   bool leaving() const { return leaving_; }
   // Batches that the log has started and that have not ended here.

@@ -4,12 +4,11 @@
 #include <atomic>
 #include <map>
 #include <mutex>
-#include <numeric>
-#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include "horon/core/base/all_ranks.h"
 #include "horon/core/base/blocked_signals.h"
 #include "horon/core/base/collective_ban.h"
 #include "horon/core/base/current_error.h"
@@ -31,12 +30,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::nanoseconds;
-
-std::vector<int> all_ranks(int size) {
-  std::vector<int> ranks(static_cast<size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
 
 }  // namespace
 

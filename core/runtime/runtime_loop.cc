@@ -1,10 +1,10 @@
 #include "horon/core/runtime/runtime_loop.h"
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <utility>
 
+#include "horon/core/base/all_ranks.h"
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/keep_for_ever.h"
 #include "horon/core/base/log.h"
@@ -22,12 +22,6 @@ namespace {
 // How often a rank that does not sleep looks for peers that have died.
 constexpr Nanos kLookForTheDead = 100'000'000;
 
-std::vector<int> all_ranks(const Topology& topology) {
-  std::vector<int> ranks(static_cast<size_t>(topology.size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
 }  // namespace
 
 RuntimeLoop::RuntimeLoop(Parts parts, RuntimeDoor& door)
@@ -43,7 +37,7 @@ RuntimeLoop::RuntimeLoop(Parts parts, RuntimeDoor& door)
       abort_(topology_, *out_of_memory_, *transport_),
       door_(door) {
   busy_.set_time(Clock::now().time_since_epoch().count());
-  add_runner(kWorldSet, all_ranks(topology_), std::move(parts.world));
+  add_runner(kWorldSet, all_ranks(topology_.size), std::move(parts.world));
 }
 
 bool RuntimeLoop::turn() noexcept {

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <exception>
 #include <optional>
-#include <string_view>
 #include <utility>
 
+#include "horon/core/base/all_ranks.h"
 #include "horon/core/base/log.h"
 #include "horon/core/base/parse_number.h"
 #include "horon/core/base/rank_names.h"
@@ -97,7 +97,7 @@ std::shared_ptr<Communicator> CommunicatorMaker::make_world(size_t reserved_byte
   const core::Topology& topology = bootstrap_.topology();
   Communicator::Parts parts;
   parts.topology = topology;
-  for (int rank = 0; rank < topology.size; ++rank) parts.members.push_back(rank);
+  parts.members = core::all_ranks(topology.size);
   core::run_on_all(bootstrap_, [&] {
     const size_t bytes = reserved_bytes + options_.area_bytes(topology);
     parts.local_group =

@@ -4,6 +4,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/narrow_type.h"
+#include "horon/core/base/same_real.h"
 
 namespace horon::ops {
 namespace {
@@ -28,7 +29,7 @@ MoveLaunch launch_for(const core::CopyItem& item) {
 
 bool same_change(const MoveParameters& a, const MoveParameters& b) {
   return a.kind == b.kind && a.from_type == b.from_type && a.to_type == b.to_type &&
-         a.factor == b.factor;
+         core::same_real(a.factor, b.factor);
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "horon/ops/hierarchical/host_share.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "horon/core/base/copy_bytes.h"
 #include "horon/core/base/error.h"

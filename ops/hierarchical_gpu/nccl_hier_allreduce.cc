@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <utility>
 #include <vector>
 
+#include "horon/core/base/all_ranks.h"
 #include "horon/core/base/round_up.h"
 #include "horon/core/execution/finished_flight.h"
 #include "horon/ops/hierarchical/lane_messages.h"
@@ -18,10 +18,8 @@ using core::Progress;
 
 // The same lane's ranks of all hosts, as hosts of one rank each.
 BetweenHosts of_lane(const BetweenHosts& all, const HostsLayout& layout) {
-  std::vector<int> hosts(layout.peers.size());
-  std::iota(hosts.begin(), hosts.end(), 0);
   BetweenHosts lane;
-  lane.topology = core::make_topology(layout.host, hosts);
+  lane.topology = core::make_topology(layout.host, core::all_ranks(layout.hosts));
   lane.messages = std::make_shared<LaneMessages>(all.messages, layout.peers);
   lane.scratch = all.scratch;
   lane.wire_type = all.wire_type;

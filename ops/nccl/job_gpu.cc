@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <utility>
 
+#include "horon/core/base/all_ranks.h"
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
@@ -174,9 +174,7 @@ std::shared_ptr<JobGpu> JobGpu::find(const core::Bootstrap& bootstrap,
                                                  : judge(gpu->facts_, topology.host_of);
   gpu->insists_on_nccl_ = collectives == "nccl";
   gpu->insists_on_host_ = collectives == "host";
-  std::vector<int> all(gpu->facts_.size());
-  std::iota(all.begin(), all.end(), 0);
-  gpu->unavailable_ = gpu->unavailable(all);
+  gpu->unavailable_ = gpu->unavailable(core::all_ranks(topology.size));
   const bool one_rank_each = topology.host_count() == topology.size;
   gpu->host_drives_allreduce_ = collectives == "hierarchical" && topology.host_count() > 1 &&
                                 (one_rank_each || shared_memory);

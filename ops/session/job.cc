@@ -31,9 +31,7 @@ using core::concat;
 // The shared area begins with the transport's part and that of the measurement; the rest is for the
 // collectives.
 size_t transport_bytes(const core::Topology& topology) {
-  constexpr size_t kAlignment = 64;
-  const size_t bytes = core::SharedMemoryTransport::area_bytes(topology.local_size);
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return core::whole_cache_lines(core::SharedMemoryTransport::area_bytes(topology.local_size));
 }
 
 size_t timing_bytes() { return core::whole_cache_lines(HostTiming::area_bytes()); }

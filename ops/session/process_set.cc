@@ -2,10 +2,10 @@
 
 #include <cstddef>
 #include <map>
-#include <numeric>
 #include <string>
 #include <utility>
 
+#include "horon/core/base/all_ranks.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
@@ -36,10 +36,7 @@ uint32_t ProcessSet::id() const {
 }
 
 std::vector<int> ProcessSet::ranks() const {
-  if (ranks_ != nullptr) return *ranks_;
-  std::vector<int> all(static_cast<size_t>(horon::size()));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
+  return ranks_ != nullptr ? *ranks_ : core::all_ranks(horon::size());
 }
 
 int ProcessSet::size() const {

@@ -4,7 +4,6 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <span>
 #include <thread>
 #include <vector>
 

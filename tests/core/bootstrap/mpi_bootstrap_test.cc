@@ -1,10 +1,14 @@
 #include "horon/core/bootstrap/mpi_bootstrap.h"
 
+#include <chrono>
 #include <numeric>
+#include <string>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "horon/core/base/text.h"
 #include "horon/core/bootstrap/mpi_error.h"
 #include "horon/tests/core/bootstrap/bootstrap_contract.h"
 #include "horon/tests/support/mpi_main.h"
@@ -12,6 +16,7 @@
 namespace horon::core {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 // The contract of all bootstraps, with the ranks on one host and on two.
@@ -81,6 +86,25 @@ TEST(MpiBootstrap, TakesACommunicatorOfTheCaller) {
     EXPECT_EQ(bootstrap.topology().local_rank, rank);
     MPI_Comm_free(&half);  // the bootstrap has its own
     require_same(bootstrap, "nothing", "");
+  }
+}
+
+// A rank that stands still in the start of a job, in a driver or on a file system, does not hold up
+// the others in silence.
+TEST(MpiBootstrap, RanksThatWaitForOneInTheStartSaySo) {
+  const MpiLibrary library;
+  const MpiBootstrap bootstrap(library, nullptr, "", 0.1);
+  const bool stands_still = test_rank() == test_size() - 1;
+  testing::internal::CaptureStderr();
+  if (stands_still) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  require_same(bootstrap, "nothing", "");
+  const std::string log = testing::internal::GetCapturedStderr();
+  if (stands_still) {
+    EXPECT_EQ(log, "");
+  } else {
+    const std::string who = concat("horon::init() on rank ", test_rank(), " waits since ");
+    EXPECT_THAT(log, AllOf(HasSubstr("warning: "), HasSubstr(who),
+                           HasSubstr(" s for a rank that has called init() too and stands still")));
   }
 }
 

@@ -1,5 +1,6 @@
 #include "horon/core/negotiation/fusion_planner.h"
 
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -117,6 +118,23 @@ TEST(FusionPlanner, EveryFieldButTheTensorsMustBeEqual) {
       EXPECT_THAT(first, ElementsAre("a", "equal")) << change.field;
     }
   }
+}
+
+// The entries that each of them takes agree in the same way (agreement.cc).
+TEST(FusionPlanner, ScalesAreComparedAsTheirTexts) {
+  FusionPlanner planner(kMany, kMany);
+  const auto scaled = [](const std::string& name, double scale) {
+    return entry(name, 4, [scale](EntrySpec& spec) { spec.prescale = spec.postscale = scale; });
+  };
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  planner.add(scaled("nan", nan));
+  planner.add(scaled("zero", 0.0));
+  planner.add(scaled("minus zero", -0.0));
+  planner.add(scaled("nan again", -nan));
+  planner.add(scaled("zero again", 0.0));
+  EXPECT_THAT(drain(planner),
+              ElementsAre(ElementsAre("nan", "nan again"), ElementsAre("zero", "zero again"),
+                          ElementsAre("minus zero")));
 }
 
 TEST(FusionPlanner, OtherJoinedMembersAreAnotherCollective) {

@@ -266,6 +266,27 @@ TEST_F(Moves, UnlikeCopiesAndTooManyTakeMoreLaunches) {
   EXPECT_TRUE(make_launches({}).empty());
 }
 
+// A program that scales by what it has computed gets NaN, and goes on.
+TEST_F(Moves, AFactorThatIsNoNumberIsOneFactor) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const Array<float> from(8, 1.0F);
+  const Array<uint16_t> to(8);
+  CopyItem item;
+  item.from = reinterpret_cast<const std::byte*>(from.begin());
+  item.to = reinterpret_cast<std::byte*>(to.begin());
+  item.bytes = 4 * sizeof(float);
+  item.cast = Cast::Narrow;
+  item.type = Compression::BFloat16;
+  item.factor = nan;
+  CopyItem next = item;
+  next.from += item.bytes;
+  next.to += 4 * sizeof(uint16_t);
+  const std::vector<MoveLaunch> launches = make_launches(std::vector{item, next});
+  ASSERT_EQ(launches.size(), 1U);
+  run(launches.front());
+  for (size_t i = 0; i < 8; ++i) EXPECT_TRUE(std::isnan(float_from_bfloat16(to[i]))) << i;
+}
+
 // A kernel's parameters are limited, see MoveLaunch::kMovesMax.
 TEST_F(Moves, ATableFitsInTheParametersOfAKernel) {
   EXPECT_LE(sizeof(MoveParameters) + MoveLaunch::kMovesMax * sizeof(Move), 32764U);
