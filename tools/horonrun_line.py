@@ -1,6 +1,7 @@
 """The command line of horonrun, and the mpirun line that it stands for."""
 
 import argparse
+import contextlib
 import os
 import re
 import shlex
@@ -88,7 +89,8 @@ def parse_arguments(arguments, description):
         "elastic jobs, whose hosts are looked for at each start"))
     add("--dry-run", action="store_true",
         help="print the mpirun line and run nothing; with --no-prefix it is one to run by hand")
-    add("--verbose", action="store_true", help="print the mpirun line, then run it")
+    add("--verbose", action="store_true",
+        help="print the mpirun line, then run it; what mpirun says of a failed job is shown too")
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(with_joined_mpi_args(arguments))
     if options.command[:1] == ["--"]:
@@ -264,10 +266,16 @@ def find_program(name, words):
     return name
 
 
-def python_of_the_ranks(options, words, environment):
-    """On another host, this Python may be missing."""
-    on_other_hosts = options.hosts or options.hostfile or mpirun_knows_hosts(words, environment)
-    return "python3" if on_other_hosts else sys.executable
+def rank_program(options, words, environment):
+    """What starts the program of a rank, and the variables for it."""
+    if not (options.hosts or options.hostfile or mpirun_knows_hosts(words, environment)):
+        return [sys.executable, "-IS", RANK_PROGRAM]
+    folder = []
+    if not any(map(WORKING_FOLDER.fullmatch, words)):
+        with contextlib.suppress(OSError):  # it has been removed
+            folder = ["-x", f"HORONRUN_FOLDER={os.getcwd()}"]
+    # On another host, this Python may be missing.
+    return [*folder, "python3", "-IS", RANK_PROGRAM]
 
 
 def mpirun_line(options, environment, is_root):
@@ -289,5 +297,5 @@ def mpirun_line(options, environment, is_root):
     line += variable_arguments(options, environment) + more
     if not options.no_prefix:
         # Without the modules of the site, Python starts in half the time.
-        line += [python_of_the_ranks(options, more, environment), "-IS", RANK_PROGRAM]
+        line += rank_program(options, more, environment)
     return line + [find_program(options.command[0], more)] + options.command[1:]

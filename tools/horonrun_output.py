@@ -11,8 +11,11 @@ import signal
 import threading
 import time
 
+from horonrun_ends import Notices
+
 # Of horonrun_rank, which explains it.
-RECORD = re.compile(rb"\x1e([oeOEpfqg])(\d+) (.*)", re.DOTALL)
+RECORD = re.compile(rb"\x1e([oeOEpfqgx])(\d+) (.*)", re.DOTALL)
+END_OF_RANK = b"x"
 STREAM_OF_RETURN = {b"p": b"o", b"f": b"e"}  # of a text that a carriage return ends
 STREAM_OF_PROMPT = {b"q": b"o", b"g": b"e"}  # of one that is to be seen before it ends
 
@@ -78,11 +81,13 @@ def is_one_terminal(*descriptors):
 class LineCopy(threading.Thread):
     """Copies lines to an output. The records of horonrun_rank say themselves to which."""
 
-    def __init__(self, source, output, outputs):
+    def __init__(self, source, output, outputs, ends):
         super().__init__(daemon=True)
         self.source = source
         self.output = output
         self.outputs = outputs  # by the letter of a record
+        self.ends = ends
+        self.notices = Notices(ends)
         self.begun = {}  # the records of a line that goes on, by (stream, rank)
         self.reads = 0
         self.waits_for_the_reader = False
@@ -91,28 +96,36 @@ class LineCopy(threading.Thread):
         unfinished = b""
         while data := os.read(self.source, 1 << 16):
             *lines, unfinished = (unfinished + data).split(b"\n")
-            self.write(filter(None, map(self.addressed, lines)))
+            self.write(itertools.chain.from_iterable(map(self.addressed, lines)))
             self.reads += 1
+        self.write(self.of_mpirun(self.notices.rest()))
         if unfinished:
             self.write([(self.output, (None, unfinished, b""))])
         self.write([self.joined(stream, rank) for stream, rank in list(self.begun)])
 
     def addressed(self, line):
-        """The output and the line for it; None if the line goes on."""
+        """(output, the line for it) of all that can be shown now."""
         record = RECORD.fullmatch(line)
         if not record:
-            return self.output, (None, line, b"\n")  # of mpirun itself
+            return self.of_mpirun(self.notices.shown(line))
         letter, rank, text = record.groups()
+        if letter == END_OF_RANK:
+            self.ends.add(rank, text)
+            return []
         stream = STREAM_OF_PROMPT.get(letter) or STREAM_OF_RETURN.get(letter, letter.lower())
         self.begun.setdefault((stream, rank), []).append(text)
         if letter.isupper():
-            return None
+            return []
         if letter in STREAM_OF_PROMPT:
-            return self.joined(stream, rank, b"")
-        return self.joined(stream, rank, b"\n" if letter == stream else b"\r")
+            return [self.joined(stream, rank, b"")]
+        return [self.joined(stream, rank, b"\n" if letter == stream else b"\r")]
+
+    def of_mpirun(self, lines):
+        return [(self.output, (None, line, b"\n")) for line in lines]
 
     def joined(self, stream, rank, end=b"\n"):
         text = b"".join(self.begun.pop((stream, rank)))
+        self.ends.add_line(rank, stream, text)
         return self.outputs[stream], (rank, text, end)
 
     def write(self, addressed_lines):
@@ -136,7 +149,8 @@ class Copies:
     """Copies what mpirun writes, and what the ranks of this host write into a pipe of their own:
     mpirun would leave behind the last lines of ranks that it kills."""
 
-    def __init__(self, shows_prompts):
+    def __init__(self, shows_prompts, ends):
+        self.ends = ends
         self.pipe, self.ranks_end = os.pipe()
         name = f"/proc/{os.getpid()}/fd/{self.ranks_end}"
         self.environment = {"HORONRUN_PIPE": f"{name} {os.readlink(name)}"}
@@ -152,7 +166,7 @@ class Copies:
         outputs = {b"o": out, b"e": errors}
         for source, output in ((job.stdout.fileno(), out), (job.stderr.fileno(), errors),
                                (self.pipe, errors)):
-            self.copies.append(LineCopy(source, output, outputs))
+            self.copies.append(LineCopy(source, output, outputs, self.ends))
             self.copies[-1].start()
 
     def finish(self, ranks_may_live):

@@ -91,6 +91,15 @@ class PlotAutotune(unittest.TestCase):
         self.assertIn("a, b: 4 samples in 20 s, kept 0.900 of the start's time", picture)
         self.assertIn("the first bucket", picture)
 
+    def test_rows_of_another_kind(self):
+        head, first, *_ = LOG.splitlines()
+        for rows in ("stage\nsearch\n", f"{head}\n{first.replace('262144', 'x')}\n"):
+            done, picture = self.plot(rows)
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, "^plot_autotune: .* has rows that are not of "
+                                          "HORON_AUTOTUNE_LOG\n$")
+            self.assertEqual(picture, "")
+
     def test_pieces(self):
         with_pieces = [line.split(",") for line in LOG.splitlines()]
         for line in with_pieces:

@@ -184,13 +184,14 @@ for name, value in sorted(os.environ.items()):
         for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGINT, signal.SIGTERM):
             job = horonrun(1, *shell(f"kill -{number:d} $$"))
             self.assertEqual(job.returncode, 128 + number)
-            self.assertIn(b"exited on signal %d" % number, job.stderr)
+            self.assertIn(b" died of signal %d " % number, job.stderr)
 
     def test_a_program_that_is_not_there(self):
         told = subprocess.run([sys.executable, RANK_PROGRAM, "no-such-program"], check=False,
                               env={**CLEAN, "OMPI_COMM_WORLD_RANK": "0"}, stderr=subprocess.PIPE)
         self.assertEqual(told.returncode, 127)
-        self.assertRegex(told.stderr, b"^horonrun: no-such-program on .*: No such file .*\n$")
+        self.assertRegex(told.stderr, b"^horonrun: no-such-program on .*: No such file .*\n"
+                                      b"\x1ex0 .* 32512\n$")
 
     def test_a_signal_reaches_each_rank_once(self):
         with subprocess.Popen([sys.executable, HORONRUN, "-np", "2", *shell(

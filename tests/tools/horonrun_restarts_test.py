@@ -97,7 +97,7 @@ class Restarts(WithMpirun):
 
     def test_without_the_option_a_job_is_started_once(self):
         code, told = self.run_with("exit 3", "-np", 1)
-        self.assertEqual((code, told), (3, ""))
+        self.assertEqual((code, told), (3, "horonrun: the job has failed with exit code 3\n"))
         self.assertEqual(len(self.lines()), 1)
         self.assertNotIn("HORONRUN", self.lines()[0].replace(HORONRUN, ""))
 

@@ -64,6 +64,7 @@ class Package(unittest.TestCase):
         self.assertTrue((include / "ops/session/session.h").is_file())
         self.assertTrue((include / "core/base/version.h").is_file())
         self.assertEqual((include / "horon.h").is_file(), bool(TORCH_ROOT))
+        self.assertTrue((self.prefix / "share/doc/horon/LICENSE").is_file())
         for program in ("horonrun", "horonrun_rank", "horon-info", "horon-bench"):
             self.assertTrue(os.access(self.prefix / "bin" / program, os.X_OK), program)
         self.succeed(self.prefix / "bin/horonrun", "--dry-run", "-np", "1", "sh")
@@ -114,6 +115,11 @@ class Package(unittest.TestCase):
         self.assertEqual(code, 0, told)
         self.assertNotIn("LibTorch", told)
         self.assertNotIn("has horon::torch", told)
+
+    def test_an_unknown_component_is_named(self):
+        code, told = self.configure("component", "-DHORON_COMPONENTS=COMPONENTS;core;gpu")
+        self.assertNotEqual(code, 0, told)
+        self.assertIn("horon has no component gpu; it has core and torch", " ".join(told.split()))
 
     def test_as_a_part_of_another_build(self):
         """Also shared: as a part, then as installed from there. What makes the build take long and
@@ -174,6 +180,45 @@ class Package(unittest.TestCase):
             self.skipTest("there is no CUDA here")
         self.assertIn("NCCL 2.19 or later is needed", told)
         self.assertIn("is of 2.18.3", told)
+
+    def configure_horon(self, name, *options):
+        """Configures Horon itself; (exit code, output in one line)."""
+        code, told = call("cmake", "-S", SOURCES, "-B", self.folder / name, "-G", "Ninja",
+                          "-DHORON_TESTS=OFF", "-DHORON_BENCH=OFF", "-DHORON_TOOLS=OFF", *options)
+        return code, " ".join(told.split())
+
+    def test_a_misspelt_value_is_refused(self):
+        for name, value, expected in (
+                ("CUDA", "MAYBE", "ON, OFF or AUTO"), ("TORCH_CUDA", "12", "ON, OFF or AUTO"),
+                ("IMAGES", "jpeg", "ON, OFF or AUTO"), ("PYTHON_PACKAGE", "3", "ON, OFF or AUTO"),
+                ("SANITIZE", "adress", "address,undefined or thread")):
+            code, told = self.configure_horon(f"misspelt_{name}", f"-DHORON_{name}={value}")
+            self.assertNotEqual(code, 0, told)
+            self.assertIn(f"HORON_{name}={value}: give {expected}", told)
+        code, told = self.configure_horon("lower_case", "-DHORON_CUDA=auto", "-DHORON_TORCH=OFF")
+        self.assertEqual(code, 0, told)
+
+    @unittest.skipUnless(TORCH_ROOT, "this build has no LibTorch")
+    def test_a_python_without_torch_is_named(self):
+        code, told = self.configure_horon(
+            "python", "-DHORON_CUDA=OFF", f"-DCMAKE_PREFIX_PATH={TORCH_ROOT}",
+            "-DHORON_PYTHON_PACKAGE=ON", "-DHORON_PYTHON_EXECUTABLE=/bin/false")
+        self.assertNotEqual(code, 0, told)
+        self.assertIn("HORON_PYTHON_PACKAGE=ON: /bin/false can't import torch", told)
+
+    def test_all_of_horonrun_is_installed(self):
+        modules = {file.name for file in (SOURCES / "tools").glob("horonrun_*")}
+        self.assertEqual({file.name for file in (self.prefix / "bin").glob("horonrun_*")}, modules)
+        cache = (pathlib.Path(BUILD) / "CMakeCache.txt").read_text()
+        python = re.search("^HORON_PYTHON_EXECUTABLE:FILEPATH=(.+)$", cache, re.MULTILINE)
+        if python is None:
+            self.skipTest("this build has no Python package")
+        code, told = self.configure_horon(  # as pip does
+            "wheel", "-DSKBUILD=2", "-DSKBUILD_SCRIPTS_DIR=bin", f"-DPython_EXECUTABLE={python[1]}",
+            "-DHORON_CUDA=OFF", "-DHORON_INSTALL=OFF")
+        self.assertEqual(code, 0, told)
+        rules = self.folder / "wheel/torch_bindings/python/cmake_install.cmake"
+        self.assertEqual(set(re.findall(r"tools/(horonrun_[^\"]+)", rules.read_text())), modules)
 
     def test_tests_need_static_libraries(self):
         code, told = call("cmake", "-S", SOURCES, "-B", self.folder / "tests", "-G", "Ninja",

@@ -76,6 +76,28 @@ class PlotTraining(unittest.TestCase):
         self.assertEqual(told.stderr.count("\n"), 2)
         self.assertEqual(self.curves(), ["loss", "steps per second"])
 
+    def test_a_line_with_other_values_is_left_out(self):
+        """Such as numbers that no float holds."""
+        self.write([{"step": step, "time": float(step), "loss": 2.0} for step in range(3)],
+                   '{"step": 1e400, "time": 3, "loss": 2}\n'
+                   f'{{"step": 4, "time": 4, "loss": {"9" * 400}}}\n'
+                   f'{{"step": 5, "time": 5, "loss": {"[" * 100000}}}\n')
+        told = self.plot()
+        self.assertEqual(told.returncode, 0, told.stderr)
+        self.assertEqual([line.split(" is left out")[0] for line in told.stderr.splitlines()],
+                         [f"plot_training: {self.log}, line {number}" for number in (4, 5, 6)])
+        self.write([{"step": step, "time": float(step), "loss": True} for step in range(3)])
+        self.assertEqual(self.plot().returncode, 0)
+        self.assertEqual(self.curves(), ["steps per second"])
+
+    def test_a_name_is_no_command_of_gnuplot(self):
+        for name in (f"loss\nsystem 'touch {self.folder}/made'", "loss'\nexit\n", "loss \ud800"):
+            self.write([{"step": step, "time": float(step), name: 2.0} for step in range(3)])
+            told = self.plot()
+            self.assertEqual(told.returncode, 0, told.stderr)
+            self.assertIn("loss", self.picture.read_text(encoding="utf-8"))
+            self.assertFalse((self.folder / "made").exists())
+
     def test_where_the_picture_goes(self):
         self.write([{"step": step, "time": float(step), "loss": 2.0} for step in range(3)])
         link = self.picture = self.folder / "link"  # as /dev/stdout is one

@@ -13,6 +13,24 @@ if(PROJECT_IS_TOP_LEVEL)
   endif()
 endif()
 
+# A misspelt value would else count as ON.
+foreach(name HORON_CUDA HORON_TORCH_CUDA HORON_IMAGES HORON_PYTHON_PACKAGE)
+  string(TOUPPER "${${name}}" value)
+  if(NOT value MATCHES "^(AUTO|ON|OFF|YES|NO|TRUE|FALSE|Y|N|1|0|)$")
+    message(FATAL_ERROR "${name}=${${name}}: give ON, OFF or AUTO")
+  endif()
+  if(value STREQUAL "AUTO")
+    set(${name} AUTO)
+  elseif(value)
+    set(${name} ON)
+  else()
+    set(${name} OFF)
+  endif()
+endforeach()
+if(NOT HORON_SANITIZE MATCHES "^((address|leak|thread|undefined)(,(address|leak|undefined))*)?$")
+  message(FATAL_ERROR "HORON_SANITIZE=${HORON_SANITIZE}: give address,undefined or thread")
+endif()
+
 # What one checkout has compiled, another one in any folder finds in the cache.
 find_program(HORON_CCACHE ccache)
 set(horon_launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1

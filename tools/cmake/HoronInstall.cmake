@@ -12,6 +12,9 @@ foreach(header ${horon_headers})
           DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/horon/${folder})
 endforeach()
 
+# CMAKE_INSTALL_DOCDIR may be that of an outer project.
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/horon)
+
 # Two export sets, because horon::torch exists only in builds with LibTorch.
 install(TARGETS horon_core EXPORT horonCoreTargets)
 install(EXPORT horonCoreTargets NAMESPACE horon:: DESTINATION ${horon_package_dir})
