@@ -57,6 +57,7 @@
 #include "horon/torch_bindings/lr/lamb.h"
 #include "horon/torch_bindings/lr/lars.h"
 #include "horon/torch_bindings/lr/lr_scheduler.h"
+#include "horon/torch_bindings/lr/reduce_on_plateau.h"
 #include "horon/torch_bindings/lr/scaling.h"
 #include "horon/torch_bindings/lr/schedule.h"
 #include "horon/torch_bindings/metrics/auroc.h"

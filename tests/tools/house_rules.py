@@ -49,7 +49,7 @@ LAYERS = {
     "torch_bindings/state": {"core", "ops", "torch_bindings/tensors",
                              "torch_bindings/collectives"},
     "torch_bindings/lr": {"core", "ops", "torch_bindings/tensors", "torch_bindings/collectives",
-                          "torch_bindings/gradients"},
+                          "torch_bindings/gradients", "torch_bindings/guards"},
     "torch_bindings/amp": {"core", "ops", "torch_bindings/tensors", "torch_bindings/collectives",
                            "torch_bindings/gradients", "torch_bindings/lr"},
     "torch_bindings/guards": {"core", "ops", "torch_bindings/collectives"},

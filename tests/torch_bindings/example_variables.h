@@ -26,7 +26,7 @@ extern int epoch;
 void write_report(const std::string& path);
 extern std::vector<at::Tensor> tensors, gradients;
 extern std::string config, path;
-extern horon::ProcessSet own;
+extern horon::ProcessSet own, set;
 extern std::vector<std::string> shards;
 extern double mine, mean_loss, validation_loss, seconds, scale;
 extern int color, epochs;
@@ -43,6 +43,7 @@ extern Optimizer optimizer;
 extern horon::amp::GradScaler scaler;
 extern horon::LrScheduler scheduler;
 extern horon::EarlyStopping stopping;
+extern horon::ReduceLrOnPlateau plateau;
 at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target);
 
 extern horon::IdxDataset dataset;

@@ -241,6 +241,7 @@ if(HORON_WITH_CUDA AND NOT HORON_SANITIZE)
   endforeach()
 endif()
 torch_test(guards/guards_test 1 2 3)
+torch_test(guards/rank_zero_of_sets_test 2 3)
 torch_test(guards/stop_request_test 1 2 3)
 torch_test(guards/guards_join_test 2 3)
 torch_test(logging/logging_test 1 2 3)
@@ -263,7 +264,7 @@ foreach(test amp/autocast_test amp/complex_scaler_test lr/schedule_test lr/layer
   torch_test(${test})
 endforeach()
 foreach(test amp/amp_test amp/scaled_ada_scale_test lr/ada_scale_test lr/lr_test
-        modules/activation_checkpoint_test modules/contrastive_loss_test
+        lr/reduce_on_plateau_test modules/activation_checkpoint_test modules/contrastive_loss_test
         modules/convert_sync_batchnorm_test modules/sync_batch_norm_test)
   torch_test(${test} 1 2 3)
 endforeach()

@@ -27,20 +27,8 @@ std::string without_end(const fs::path& path) {
   return (normal.has_filename() ? normal : normal.parent_path()).string();
 }
 
-// As it is written and from the root on: ranks may have different working directories.
-struct GivenPath {
-  std::string written;
-  std::string absolute;
-
-  bool is_same(const GivenPath& other) const {
-    return written == other.written || absolute == other.absolute;
-  }
-};
-
-std::string path_bytes(const std::string& path) {
-  std::error_code error;
-  const fs::path absolute = fs::absolute(path, error);
-  return concat(without_end(path), kPathEnd, error ? path : without_end(absolute));
+std::string to_bytes(const GivenPath& path) {
+  return concat(path.written, kPathEnd, path.absolute);
 }
 
 GivenPath path_from(const std::string& bytes) {
@@ -48,29 +36,33 @@ GivenPath path_from(const std::string& bytes) {
   return {bytes.substr(0, end), bytes.substr(end + 1)};
 }
 
-// Which ranks give a path that is the same.
-struct Givers {
-  GivenPath path;
-  std::vector<int> ranks;
-};
+}  // namespace
 
-std::vector<Givers> givers_of(const std::vector<std::string>& all, const std::vector<int>& ranks) {
-  std::vector<Givers> givers;
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (all[i].empty()) continue;  // this rank has joined
-    GivenPath path = path_from(all[i]);
-    const auto same = std::find_if(givers.begin(), givers.end(),
-                                   [&](const Givers& one) { return one.path.is_same(path); });
-    if (same == givers.end()) {
-      givers.push_back({std::move(path), {ranks[i]}});
-    } else {
-      same->ranks.push_back(ranks[i]);
-    }
-  }
-  return givers;
+GivenPath given_path(const std::string& path) {
+  std::error_code error;
+  const fs::path absolute = fs::absolute(path, error);
+  return {without_end(path), error ? path : without_end(absolute)};
 }
 
-}  // namespace
+void add_giver(std::vector<Givers>& givers, GivenPath path, int rank) {
+  const auto same = std::find_if(givers.begin(), givers.end(),
+                                 [&](const Givers& one) { return one.path.is_same(path); });
+  if (same == givers.end()) {
+    givers.push_back({std::move(path), {rank}});
+  } else {
+    same->ranks.push_back(rank);
+  }
+}
+
+std::string text_of(const std::vector<Givers>& givers) {
+  std::string text;
+  for (size_t i = 0; i < std::min(givers.size(), kPathsShown); ++i) {
+    text += concat(i == 0 ? "" : ", ", '"', givers[i].path.written, "\" on ",
+                   core::name_ranks(givers[i].ranks));
+  }
+  if (givers.size() > kPathsShown) text += concat(" and ", givers.size() - kPathsShown, " more");
+  return text;
+}
 
 void require_same_path(const std::string& call, const std::string& path, std::string_view cure,
                        const ProcessSet& set) {
@@ -78,17 +70,16 @@ void require_same_path(const std::string& call, const std::string& path, std::st
   const std::vector<int> ranks = set.ranks();
   const std::string name = call + ".path";
   const NameTurn turn(name, set.id());
-  const std::vector<Givers> givers =
-      givers_of(allgather_bytes(path_bytes(path), {.name = name, .process_set = set}), ranks);
-  if (givers.size() == 1) return;
-  std::string text;
-  for (size_t i = 0; i < std::min(givers.size(), kPathsShown); ++i) {
-    text += concat(i == 0 ? "" : ", ", '"', givers[i].path.written, "\" on ",
-                   core::name_ranks(givers[i].ranks));
+  const std::vector<std::string> all =
+      allgather_bytes(to_bytes(given_path(path)), {.name = name, .process_set = set});
+  std::vector<Givers> givers;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (!all[i].empty()) add_giver(givers, path_from(all[i]), ranks[i]);  // else it has joined
   }
-  if (givers.size() > kPathsShown) text += concat(" and ", givers.size() - kPathsShown, " more");
-  throw Error(ErrorCode::Mismatch, concat(call, ": the ranks give different paths: ", text,
-                                          "; rank ", ranks.front(), " alone uses its own. ", cure));
+  if (givers.size() == 1) return;
+  throw Error(ErrorCode::Mismatch,
+              concat(call, ": the ranks give different paths: ", text_of(givers), "; rank ",
+                     ranks.front(), " alone uses its own. ", cure));
 }
 
 }  // namespace horon::torch_detail

@@ -5,6 +5,7 @@
 // An ordinary LibTorch program; what it needs to run on many ranks are the lines with `horon::`.
 #include <torch/torch.h>
 
+#include "images.h"
 #include "training_support.h"
 #include <horon/horon.h>
 
@@ -53,7 +54,14 @@ bool parse(int argc, char** argv, Settings& settings) {
   return flags.parse(argc, argv);
 }
 
-constexpr horon::IdxDataset::Options kReading{.mean = 0.286, .deviation = 0.353, .classes = 10};
+// Throws on all ranks.
+horon::IdxDataset read(const std::string& folder, horon::IdxDataset::Split split) {
+  return horon::on_all_ranks([&] {
+    horon::IdxDataset dataset(folder, split, {.mean = 0.286, .deviation = 0.353, .classes = 10});
+    example::require_28_by_28(dataset.images(), folder);
+    return dataset;
+  });
+}
 
 // Percent of the test images that the model gets right, counted exactly over all ranks.
 double evaluate(Net& model, const horon::IdxDataset& test, torch::Device device) {
@@ -73,8 +81,7 @@ double evaluate(Net& model, const horon::IdxDataset& test, torch::Device device)
 
 void train(Net& model, const Settings& settings, const horon::IdxDataset& test,
            torch::Device device) {
-  const auto dataset = horon::on_all_ranks(
-      [&] { return horon::IdxDataset(settings.data, horon::IdxDataset::Split::Train, kReading); });
+  const auto dataset = read(settings.data, horon::IdxDataset::Split::Train);
   horon::DistributedRandomSampler sampler(*dataset.size(), {.seed = settings.seed});
   auto loader = torch::data::make_data_loader(dataset, sampler,
                                               torch::data::DataLoaderOptions(settings.batch_size));
@@ -110,8 +117,7 @@ int run(int argc, char** argv) {
   const torch::Device device = horon::device();
   torch::manual_seed(settings.seed);
 
-  const auto test = horon::on_all_ranks(
-      [&] { return horon::IdxDataset(settings.data, horon::IdxDataset::Split::Test, kReading); });
+  const auto test = read(settings.data, horon::IdxDataset::Split::Test);
   Net model;
   model->to(device);
   const bool trains = settings.evaluate.empty();

@@ -181,6 +181,10 @@ int run(int argc, char** argv) {
   torch::manual_seed(settings.seed);  // the same on all ranks
 
   const example::Images images = example::load_images(settings.data);
+  horon::on_all_ranks([&] {
+    example::require_28_by_28(images.train, images.origin);
+    example::require_28_by_28(images.test, images.origin);
+  });
   example::require_writable(settings.samples);
   nn::Sequential generator = make_generator(), discriminator = make_discriminator();
   for (nn::Sequential& network : {std::ref(generator), std::ref(discriminator)}) {

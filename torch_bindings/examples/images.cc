@@ -12,6 +12,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/index_select.h>
 
+#include "horon/core/base/error.h"
 #include "horon/torch_bindings/collectives/objects.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/data/idx_dataset.h"
@@ -88,6 +89,13 @@ Images load_images(const std::string& data) {
     const horon::IdxDataset train(folder, Split::Train), test(folder, Split::Test);
     return Images{folder, train.images(), test.images(), test.targets()};
   });
+}
+
+void require_28_by_28(const at::Tensor& images, const std::string& origin) {
+  if (images.size(1) == kSide && images.size(2) == kSide) return;
+  throw horon::Error(horon::ErrorCode::InvalidArgument,
+                     origin + ": has images of " + std::to_string(images.size(1)) + " x " +
+                         std::to_string(images.size(2)) + " pixels, and this model is for 28 x 28");
 }
 
 at::Tensor batch_of(const at::Tensor& images, c10::ArrayRef<size_t> indices) {

@@ -11,8 +11,8 @@ namespace example {
 
 struct Images {
   std::string origin;      // for people
-  at::Tensor train;        // uint8 [n, 28, 28]
-  at::Tensor test;         // uint8 [m, 28, 28]
+  at::Tensor train;        // uint8 [n, height, width]
+  at::Tensor test;         // uint8 [m, height, width]
   at::Tensor test_labels;  // int64 [m]
 };
 
@@ -25,7 +25,11 @@ inline constexpr const char* kImagesHelp =
     "(default: "
     "Fashion-MNIST where it is installed, else shapes)";
 
-// Some of the images as float32 [n, 1, 28, 28] in [-1, 1].
+// Throws Error(InvalidArgument) that names where they come from, if these images are not of 28 x 28
+// pixels as the model needs them.
+void require_28_by_28(const at::Tensor& images, const std::string& origin);
+
+// Some of the images as float32 [n, 1, height, width] in [-1, 1].
 at::Tensor batch_of(const at::Tensor& images, c10::ArrayRef<size_t> indices);
 
 }  // namespace example

@@ -7,13 +7,27 @@
 
 namespace horon {
 
-bool is_rank_zero() { return last_rank() <= 0; }
+namespace {
 
-RankZeroScope::RankZeroScope()
-    : rank_zero_(is_rank_zero()),
-      before_(core::ban_collectives(
-          "it was called in what rank 0 does alone (rank_zero_only, RankZeroScope), where the "
-          "other ranks would never call it. Call it on all ranks, before or after")) {}
+// A collective in the scope would wait for ranks that never call it.
+const char* ban_of(const ProcessSet& process_set) {
+  if (process_set.is_world()) {
+    return "it was called in what rank 0 does alone (rank_zero_only, RankZeroScope), where the "
+           "other ranks would never call it. Call it on all ranks, before or after";
+  }
+  return "it was called in what the lowest rank of a process set does alone (rank_zero_only, "
+         "RankZeroScope), where the other ranks would never call it. Call it on all ranks, before "
+         "or after";
+}
+
+}  // namespace
+
+bool is_rank_zero(const ProcessSet& process_set) {
+  return process_set.is_world() ? last_rank() <= 0 : process_set.rank() == 0;
+}
+
+RankZeroScope::RankZeroScope(const ProcessSet& process_set)
+    : rank_zero_(is_rank_zero(process_set)), before_(core::ban_collectives(ban_of(process_set))) {}
 
 RankZeroScope::~RankZeroScope() { (void)core::ban_collectives(before_); }
 

@@ -35,8 +35,8 @@ void save0(const Value& value, const std::string& path, const ProcessSet& proces
   };
   on_all_ranks(
       [&] {
-        const RankZeroScope alone;
-        if (process_set.rank() == 0) core::replace_file(path, write);
+        const RankZeroScope alone(process_set);
+        if (alone) core::replace_file(path, write);
       },
       {.name = "save0", .process_set = process_set, .worker = process_set.ranks().front()});
 }

@@ -32,6 +32,7 @@ class TensorBoardSink : public LogSink {
  public:
   explicit TensorBoardSink(std::string folder) : folder_(std::move(folder)) {}
   void write(const LogRecord& record) override;
+  std::string destination() const override { return folder_; }
   // Empty before the first record.
   const std::string& path() const { return path_; }
 

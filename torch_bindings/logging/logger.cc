@@ -93,7 +93,10 @@ Logger::~Logger() {
 Logger::Logger(Logger&&) noexcept = default;
 Logger& Logger::operator=(Logger&&) noexcept = default;
 
-void Logger::add(std::unique_ptr<LogSink> sink) { outputs_.push_back({std::move(sink), {}}); }
+void Logger::add(std::unique_ptr<LogSink> sink) {
+  outputs_.push_back({std::move(sink), {}});
+  paths_compared_ = false;
+}
 
 Logger::Value& Logger::value_of(const std::string& name, const LogAs& as) {
   if (!std::isfinite(as.weight.value) || as.weight.value < 0) {
@@ -163,6 +166,13 @@ std::string Logger::message(int64_t step) {
   own.step = step;
   own.time = seconds_since_1970();
   own.fault = write_fault_;
+  // The rank that writes tells its paths each time, for those that tell theirs once.
+  if (options_.process_set.rank() == 0 || !paths_compared_) {
+    for (const Output& output : outputs_) {
+      const std::string path = output.sink->destination();
+      if (!path.empty()) own.paths.push_back(torch_detail::given_path(path));
+    }
+  }
   for (auto& [name, value] : values_) {
     value.settle();
     own.values.push_back(value.here);
@@ -172,7 +182,7 @@ std::string Logger::message(int64_t step) {
 
 LogRecord Logger::flush(int64_t step) {
   const ProcessSet& set = options_.process_set;
-  const std::string call = torch_detail::given_or_counted(options_.name, "log", set.id());
+  const std::string call = torch_detail::given_or_counted_blocking(options_.name, "log", set.id());
   std::string own;
   try {
     own = message(step);
@@ -182,6 +192,7 @@ LogRecord Logger::flush(int64_t step) {
   const std::vector<std::string> all = allgather_bytes(own, {.name = call, .process_set = set});
   const torch_detail::ReducedLog reduced = torch_detail::reduce_over_ranks(call, all, set.ranks());
   values_.clear();
+  if (!all.front().empty()) paths_compared_ = true;  // else the rank that writes has joined
   const bool tells_fault = reduced.mismatch.empty();
   if (tells_fault) write_fault_.clear();  // all ranks have it; what follows is of this record
   if (set.rank() == 0) write(reduced.record);

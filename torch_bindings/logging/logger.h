@@ -21,11 +21,12 @@
 // One thread at a time. Errors: InvalidArgument from log(): more than one element, a weight that is
 // negative or not finite, a name with two kinds of reduction or that records use themselves
 // ("step", "time"), a value that can't be averaged. Mismatch from flush(), on all ranks, where they
-// are at different steps, or reduce a name in different ways: this name is lost, the others have
-// gone to all sinks. OperationFailed from flush(), on all ranks, where a sink could not write the
-// record before: the ranks don't wait for the writing. The sink has got that record once more then,
-// and all have got that of this flush. (Of the last record the destructor says it on standard
-// error.) After any other error of flush() the values are still there for the next one.
+// are at different steps; where one has a sink for a path for which the rank that writes has none
+// (which may have sinks alone); or where they reduce a name in different ways: this name is lost,
+// the others have gone to all sinks. OperationFailed from flush(), on all ranks, where a sink could
+// not write the record before: the ranks don't wait for the writing. The sink has got that record
+// once more then, and all have got that of this flush. (Of the last record the destructor says it
+// on standard error.) After any other error of flush() the values are still there for the next one.
 #pragma once
 
 #include <cstdint>
@@ -106,6 +107,7 @@ class Logger {
   std::vector<Output> outputs_;
   std::vector<std::pair<std::string, Value>> values_;
   std::string write_fault_;
+  bool paths_compared_ = false;  // of all sinks, with those of the rank that writes
 };
 
 }  // namespace horon

@@ -72,6 +72,27 @@ void require_same_step(const std::string& call, const std::vector<Sent>& all) {
               concat("\"", call, "\": the ranks flush different steps: ", differences(steps)));
 }
 
+// One rank writes, to its own paths: what others mean to write elsewhere would be lost in silence.
+void require_paths_of_writer(const std::string& call, const std::vector<Sent>& all, int writer) {
+  if (all.empty() || all.front().rank != writer) return;  // it has joined
+  const std::vector<GivenPath>& own = all.front().message.paths;
+  std::vector<Givers> lost;
+  for (const Sent& sent : all) {
+    for (const GivenPath& path : sent.message.paths) {
+      const bool is_written = std::any_of(own.begin(), own.end(),
+                                          [&](const GivenPath& one) { return one.is_same(path); });
+      if (!is_written) add_giver(lost, path, sent.rank);
+    }
+  }
+  if (lost.empty()) return;
+  std::vector<Givers> written;
+  for (const GivenPath& path : own) add_giver(written, path, writer);
+  throw Error(ErrorCode::Mismatch,
+              concat("\"", call, "\": rank ", writer, " alone writes the log, and has no sink for ",
+                     text_of(lost), "; it has ", own.empty() ? "none" : text_of(written),
+                     ". Give all ranks the same paths, or sinks to rank ", writer, " alone"));
+}
+
 std::string different_reductions(const std::string& call, const std::string& name,
                                  const std::vector<Sent>& all) {
   std::map<std::string, std::vector<int>> kinds;
@@ -112,6 +133,11 @@ std::string to_bytes(const LogMessage& message) {
   put(bytes, message.step);
   put(bytes, message.time);
   put_text(bytes, message.fault);
+  put(bytes, message.paths.size());
+  for (const GivenPath& path : message.paths) {
+    put_text(bytes, path.written);
+    put_text(bytes, path.absolute);
+  }
   for (const LoggedValue& value : message.values) {
     put_text(bytes, value.name);
     put(bytes, value.reduce);
@@ -127,6 +153,11 @@ LogMessage message_from(const std::string& bytes) {
   message.step = reader.take<int64_t>();
   message.time = reader.take<double>();
   message.fault = reader.take_text();
+  message.paths.resize(reader.take<size_t>());
+  for (GivenPath& path : message.paths) {
+    path.written = reader.take_text();
+    path.absolute = reader.take_text();
+  }
   while (!reader.is_empty()) {
     LoggedValue value;
     value.name = reader.take_text();
@@ -145,6 +176,7 @@ ReducedLog reduce_over_ranks(const std::string& call, const std::vector<std::str
     if (!messages[i].empty()) all.push_back({ranks[i], message_from(messages[i])});
   }
   require_same_step(call, all);
+  require_paths_of_writer(call, all, ranks.front());
   std::vector<LoggedValue> totals;
   std::map<std::string, size_t> places;
   std::set<std::string> left_out;

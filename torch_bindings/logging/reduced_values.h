@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "horon/torch_bindings/collectives/agreed_path.h"
 #include "horon/torch_bindings/logging/log_sink.h"
 #include "horon/torch_bindings/logging/logger.h"
 
@@ -20,8 +21,9 @@ struct LoggedValue {
 
 struct LogMessage {
   int64_t step = 0;
-  double time = 0;    // on its clock, in seconds since 1970
-  std::string fault;  // why the record before could not be written; empty: it was
+  double time = 0;               // on its clock, in seconds since 1970
+  std::string fault;             // why the record before could not be written; empty: it was
+  std::vector<GivenPath> paths;  // of its sinks; of a rank that does not write, the new ones
   std::vector<LoggedValue> values;
 };
 
@@ -37,8 +39,9 @@ struct ReducedLog {
   std::string fault;     // why a rank could not write the record before; empty: all could
 };
 
-// `messages[i]` is that of `ranks[i]`, ascending; empty bytes: this rank has joined. Throws
-// Error(Mismatch) where ranks are at different steps, the same on all ranks.
+// `messages[i]` is that of `ranks[i]`, ascending; empty bytes: this rank has joined. The first one
+// writes. Throws Error(Mismatch) where ranks are at different steps, or have sinks for paths that
+// the one which writes has none for; the same on all ranks.
 ReducedLog reduce_over_ranks(const std::string& call, const std::vector<std::string>& messages,
                              const std::vector<int>& ranks);
 

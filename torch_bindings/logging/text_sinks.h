@@ -34,6 +34,7 @@ class JsonlSink : public LogSink {
   explicit JsonlSink(std::string path, const FileSinkOptions& options = {})
       : path_(std::move(path)), options_(options) {}
   void write(const LogRecord& record) override;
+  std::string destination() const override { return path_; }
 
  private:
   const std::string path_;
@@ -49,6 +50,7 @@ class CsvSink : public LogSink {
   explicit CsvSink(std::string path, const FileSinkOptions& options = {})
       : path_(std::move(path)), options_(options) {}
   void write(const LogRecord& record) override;
+  std::string destination() const override { return path_; }
 
  private:
   void open();
@@ -68,6 +70,7 @@ class PrometheusSink : public LogSink {
  public:
   explicit PrometheusSink(std::string path) : path_(std::move(path)) {}
   void write(const LogRecord& record) override;
+  std::string destination() const override { return path_; }
 
  private:
   const std::string path_;

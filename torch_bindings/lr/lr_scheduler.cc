@@ -100,10 +100,11 @@ void LrScheduler::adopt_groups() {
     refuse_scheduler(schedules_.size(), " schedules for ", groups.size(),
                      " parameter groups; give one for all, or one for each");
   }
-  base_ = bases_of_all_groups();
+  base_ = base_learning_rates();
 }
 
-std::vector<double> LrScheduler::bases_of_all_groups() const {
+// Also of groups that have been added since the last step.
+std::vector<double> LrScheduler::base_learning_rates() const {
   std::vector<double> bases = base_;
   const auto& groups = std::as_const(*optimizer_).param_groups();
   for (size_t group = bases.size(); group < groups.size(); ++group) {
@@ -135,19 +136,31 @@ void LrScheduler::apply(int64_t steps) {
   }
 }
 
+void LrScheduler::set_base_learning_rates(std::vector<double> rates) {
+  adopt_groups();
+  if (rates.size() != base_.size()) {
+    refuse_scheduler(rates.size(), " base learning rates for ", base_.size(), " parameter groups");
+  }
+  for (const double rate : rates) {
+    if (std::isfinite(rate) && rate >= 0) continue;
+    refuse_scheduler("a base learning rate of ", rate, ", not a number from 0 up");
+  }
+  base_.swap(rates);
+  try {
+    apply(steps_);
+  } catch (...) {
+    base_.swap(rates);
+    throw;
+  }
+}
+
 void LrScheduler::scale_base_learning_rates(double factor) {
   if (!std::isfinite(factor) || factor < 0) {
     refuse_scheduler("base learning rates times ", factor, ", not a number from 0 up");
   }
-  adopt_groups();
-  const std::vector<double> before = base_;
-  for (double& base : base_) base *= factor;
-  try {
-    apply(steps_);
-  } catch (...) {
-    base_ = before;
-    throw;
-  }
+  std::vector<double> rates = base_learning_rates();
+  for (double& rate : rates) rate *= factor;
+  set_base_learning_rates(std::move(rates));
 }
 
 std::vector<double> LrScheduler::learning_rates() const {
@@ -161,7 +174,7 @@ std::vector<double> LrScheduler::learning_rates() const {
 void LrScheduler::save(::torch::serialize::OutputArchive& archive) const {
   archive.write("steps", c10::IValue(steps_));
   archive.write("steps_per_unit", c10::IValue(options_.steps_per_unit));
-  archive.write("base_learning_rates", at::tensor(bases_of_all_groups(), at::kDouble));
+  archive.write("base_learning_rates", at::tensor(base_learning_rates(), at::kDouble));
 }
 
 void LrScheduler::load(::torch::serialize::InputArchive& archive) {

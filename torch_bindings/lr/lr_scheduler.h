@@ -72,8 +72,10 @@ class LrScheduler {
   double position() const { return position_of(steps_); }
   // Of each group: as they are now, and before the schedule's factor.
   std::vector<double> learning_rates() const;
-  const std::vector<double>& base_learning_rates() const { return base_; }
+  std::vector<double> base_learning_rates() const;
 
+  // One for each group, from 0 up. Throws as step(), having changed nothing.
+  void set_base_learning_rates(std::vector<double> rates);
   // Multiplies them, for a training that goes on with a global batch of another size: load() brings
   // back what was right for the ranks of then. `factor`: from 0 up. Throws as step().
   void scale_base_learning_rates(double factor);
@@ -89,8 +91,6 @@ class LrScheduler {
  private:
   double position_of(int64_t steps) const;
   void adopt_groups();
-  // Also of groups that have been added since the last step.
-  std::vector<double> bases_of_all_groups() const;
   void apply(int64_t steps);
 
   ::torch::optim::Optimizer* optimizer_;

@@ -63,9 +63,10 @@ void broadcast_archived(const ArchivedState& state, int root, const ProcessSet& 
 }  // namespace torch_detail
 
 // Gives every rank the state of the root's thing, which the ranks have of the same type: a
-// LrScheduler, an AdaScale, an amp::GradScaler, an EarlyStopping, a BestCheckpoint, or anything
-// with save(torch::serialize::OutputArchive&) const and load(torch::serialize::InputArchive&). Of
-// a module these are its parameters and buffers, of an optimizer it is broadcast_optimizer_state().
+// LrScheduler, a ReduceLrOnPlateau, an AdaScale, an amp::GradScaler, an EarlyStopping, a
+// BestCheckpoint, or anything with save(torch::serialize::OutputArchive&) const and
+// load(torch::serialize::InputArchive&). Of a module these are its parameters and buffers, of an
+// optimizer it is broadcast_optimizer_state().
 // Tensors that the root has on a GPU come to the GPU of the rank that gets them, as objects.h says.
 // Not for what each rank has of its own (a sampler). What one rank's save() or load() throws all
 // ranks throw, as on_all_ranks() does; Error(RankLeft) once the root has joined.

@@ -1,8 +1,10 @@
 // The values and times of all ranks as one record.
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <set>
 #include <stdexcept>
+#include <unistd.h>
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -11,6 +13,7 @@
 #include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/collectives/objects.h"
 #include "horon/torch_bindings/guards/rank_zero.h"
+#include "horon/torch_bindings/logging/event_file.h"
 #include "horon/torch_bindings/logging/logger.h"
 #include "horon/torch_bindings/logging/step_timer.h"
 #include "horon/torch_bindings/logging/text_sinks.h"
@@ -186,6 +189,46 @@ TEST(Logger, ASinkThatCanNotWriteIsAnErrorOfTheNextFlushOnAllRanks) {
   }
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_EQ(said.find("can't write /no/such/folder/last.jsonl") != std::string::npos, rank() == 0);
+}
+
+// Rank 0 alone writes. What another rank has a file of its own for would be lost in silence.
+TEST(Logger, ASinkForAPathOfAnotherRankIsAnErrorOnAllRanks) {
+  const std::string folder = broadcast_object(
+      (std::filesystem::temp_directory_path() / ("log_" + std::to_string(getpid()))).string());
+  rank_zero_only([&] { std::filesystem::create_directory(folder); });
+  const auto sink_for = [](const std::string& path) { return std::make_unique<JsonlSink>(path); };
+  const auto lost = [&](const std::string& has) {
+    return AllOf(
+        StartsWith("mismatch: \"log\": rank 0 alone writes the log, and has no sink for \"" +
+                   folder + "/1.jsonl\" on rank 1"),
+        HasSubstr("; it has " + has + ". Give all ranks the same paths, or sinks to rank "));
+  };
+  Logger logger({.name = "log"});
+  logger.add(sink_for(folder + "/" + std::to_string(rank()) + ".jsonl"));
+  logger.add(std::make_unique<ConsoleSink>());
+  logger.log("x", 1, {.reduce = Reduce::Sum});
+  if (size() > 1) {
+    for (int again = 0; again < 2; ++again) {
+      EXPECT_THAT(error_of([&] { logger.flush(1); }), lost("\"" + folder + "/0.jsonl\" on rank 0"));
+    }
+    EXPECT_TRUE(std::filesystem::is_empty(folder));
+  }
+  // The same path, written in another way; one that is added later; none but on rank 0.
+  Logger same({.name = "log"});
+  same.add(sink_for(folder + (rank() == 0 ? "/all.jsonl" : "/./all.jsonl")));
+  if (rank() == 0) same.add(std::make_unique<CsvSink>(folder + "/all.csv"));
+  same.flush(1);
+  same.add(sink_for(folder + "/more.jsonl"));
+  same.flush(2);
+  if (rank() == 1) same.add(sink_for(folder + "/1.jsonl"));
+  if (size() > 1) {
+    EXPECT_THAT(error_of([&] { same.flush(3); }), StartsWith("mismatch: \"log\": rank 0 alone"));
+    Logger none({.name = "log"});
+    if (rank() == 1) none.add(std::make_unique<TensorBoardSink>(folder + "/1.jsonl"));
+    EXPECT_THAT(error_of([&] { none.flush(1); }), lost("none"));
+  }
+  barrier();
+  rank_zero_only([&] { std::filesystem::remove_all(folder); });
 }
 
 // What could not be written, or not be put together, is in the records that come later.
