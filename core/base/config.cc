@@ -1,5 +1,6 @@
 #include "horon/core/base/config.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdlib>
@@ -223,25 +224,46 @@ std::string field_text(const Config& config, const Knob& knob) {
       knob.field);
 }
 
+constexpr std::string_view kPrefix = "HORON_";
+
+// Without the prefix.
+std::vector<std::string_view> knob_words() {
+  std::vector<std::string_view> words;
+  words.reserve(kKnobs.size());
+  for (const Knob& knob : kKnobs) words.push_back(knob.name.substr(kPrefix.size()));
+  return words;
+}
+
+std::string_view without_prefix(std::string_view name) {
+  return name.starts_with(kPrefix) ? name.substr(kPrefix.size()) : name;
+}
+
 [[noreturn]] void fail_unknown(std::string_view name) {
-  std::vector<std::string_view> names;
-  names.reserve(kKnobs.size());
-  for (const Knob& knob : kKnobs) names.push_back(knob.name);
-  throw Error(ErrorCode::Config,
-              concat(name, " is no knob; did you mean ", nearest_name(name, names), "?"));
+  throw Error(ErrorCode::Config, concat(name, " is no knob; did you mean ", kPrefix,
+                                        nearest_name(without_prefix(name), knob_words()), "?"));
+}
+
+// What find_package(), environment modules and package managers have for any package.
+bool is_of_a_package(std::string_view word) {
+  constexpr std::array<std::string_view, 5> kWords{"ROOT", "DIR", "HOME", "PREFIX", "VERSION"};
+  return std::find(kWords.begin(), kWords.end(), word) != kWords.end();
 }
 
 }  // namespace
 
 Config Config::parse(const Lookup& lookup, std::span<const std::string> variables,
                      const std::map<std::string, std::string>& overrides) {
+  Config config;
   for (const std::string& name : variables) {
-    if (name.starts_with("HORON_") && find_knob(name) == nullptr) fail_unknown(name);
+    if (!name.starts_with(kPrefix) || find_knob(name) != nullptr) continue;
+    const std::string_view word = without_prefix(name);
+    if (is_of_a_package(word)) continue;
+    if (may_mean_one_of(word, knob_words())) fail_unknown(name);
+    config.unknown_.push_back(name);
   }
   for (const auto& [name, value] : overrides) {
     if (find_knob(name) == nullptr) fail_unknown(name);
   }
-  Config config;
   for (const Knob& knob : kKnobs) {
     const std::string name(knob.name);
     if (const auto found = overrides.find(name); found != overrides.end()) {

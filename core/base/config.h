@@ -59,8 +59,9 @@ struct Config {
   };
 
   // `lookup` is the environment, or a test's map. `variables` lists the names that are set in it,
-  // to find misspelt knobs. `overrides` come from InitOptions. Throws Error(Config), which names
-  // the knob, its value and its range.
+  // to find misspelt knobs: others of the kind HORON_X may be somebody else's, as those that
+  // Kubernetes makes for a service of this name. `overrides` come from InitOptions. Throws
+  // Error(Config), which names the knob, its value and its range.
   using Lookup = std::function<std::optional<std::string>(const std::string&)>;
   static Config parse(const Lookup& lookup, std::span<const std::string> variables,
                       const std::map<std::string, std::string>& overrides);
@@ -71,9 +72,12 @@ struct Config {
   // The knobs that must agree on all ranks, as "NAME=value" lines, so that an error can name the
   // difference. Knobs that each rank may set as it likes are left out.
   std::vector<std::string> agreed_values() const;
+  // Variables that begin as knobs do, and are none.
+  const std::vector<std::string>& unknown() const { return unknown_; }
 
  private:
   std::map<std::string, std::string> origins_;
+  std::vector<std::string> unknown_;
 };
 
 // Whether an environment variable of this name is set. For variables that are not Horon's, such as

@@ -28,6 +28,9 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::string_view nearest_name(std::string_view typed, std::span<const std::string_view> names) {
+  for (const std::string_view name : names) {
+    if (!typed.empty() && name.starts_with(typed)) return name;
+  }
   std::string_view nearest;
   size_t nearest_distance = std::numeric_limits<size_t>::max();
   for (const std::string_view name : names) {
@@ -37,6 +40,13 @@ std::string_view nearest_name(std::string_view typed, std::span<const std::strin
     nearest_distance = distance;
   }
   return nearest;
+}
+
+bool may_mean_one_of(std::string_view typed, std::span<const std::string_view> names) {
+  return std::any_of(names.begin(), names.end(), [&](std::string_view name) {
+    return name.starts_with(typed) || typed.starts_with(name) ||
+           3 * edit_distance(typed, name) <= typed.size();
+  });
 }
 
 }  // namespace horon::core

@@ -133,6 +133,9 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
   start_runtime();
   if (rank != 0) return;
   core::log(core::LogLevel::Info, introduction());
+  for (const std::string& name : config_.unknown()) {
+    core::log(core::LogLevel::Warn, concat(name, " is no knob of Horon, and is ignored"));
+  }
   warn_of_gpus();
 }
 

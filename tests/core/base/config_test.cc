@@ -13,6 +13,8 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
 using Variables = std::map<std::string, std::string>;
 
 Config parse(const Variables& environment, const Variables& overrides = {}) {
@@ -146,6 +148,16 @@ TEST(Config, UnknownVariableNamesTheNearestKnob) {
   EXPECT_THAT(refusal({}, {{"HORON_LOGS", "info"}}), HasSubstr("did you mean HORON_LOG?"));
   EXPECT_THAT(refusal({}, {{"fusion", "1"}}), HasSubstr("fusion is no knob"));
   EXPECT_THAT(refusal({{"HORON_", ""}}), HasSubstr("is no knob"));
+  EXPECT_THAT(refusal({{"HORON_STALL", "1"}}), HasSubstr("did you mean HORON_STALL_"));
+  EXPECT_THAT(refusal({{"HORON_TIMELINE_FILE", "x"}}), HasSubstr("did you mean HORON_TIMELINE?"));
+  EXPECT_THAT(refusal({}, {{"HORON_ROOT", "/opt"}}), HasSubstr("is no knob"));
+}
+
+TEST(Config, VariablesOfOthersEndNoJob) {
+  EXPECT_THAT(parse({{"HORON_ROOT", "/opt/horon"}, {"HORON_VERSION", "1"}}).unknown(), IsEmpty());
+  EXPECT_THAT(
+      parse({{"HORON_SERVICE_HOST", "10.0.0.1"}, {"HORON_PORT", "tcp://10.0.0.1"}}).unknown(),
+      UnorderedElementsAre("HORON_SERVICE_HOST", "HORON_PORT"));
 }
 
 TEST(Config, WhatMustAgree) {
@@ -169,9 +181,9 @@ TEST(Config, ReadsTheProcessEnvironment) {
   EXPECT_TRUE(environment_has("HORON_BUCKET_BYTES"));
   ASSERT_EQ(unsetenv("HORON_BUCKET_BYTES"), 0);
   EXPECT_FALSE(environment_has("HORON_BUCKET_BYTES"));
-  ASSERT_EQ(setenv("HORON_NO_SUCH", "1", 1), 0);
+  ASSERT_EQ(setenv("HORON_BUCKET_BITES", "1", 1), 0);
   EXPECT_THROW(Config::from_environment(), Error);
-  ASSERT_EQ(unsetenv("HORON_NO_SUCH"), 0);
+  ASSERT_EQ(unsetenv("HORON_BUCKET_BITES"), 0);
 }
 
 }  // namespace

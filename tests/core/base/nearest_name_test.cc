@@ -14,6 +14,17 @@ TEST(NearestName, CountsLettersAddedDroppedAndChanged) {
   EXPECT_EQ(nearest_name("firstbucket", names), "first_bucket");
   EXPECT_EQ(nearest_name("lag", names), "log");
   EXPECT_EQ(nearest_name("log", names), "log");
+  EXPECT_EQ(nearest_name("fir", names), "first_bucket") << "it begins so";
+}
+
+TEST(NearestName, WhatMayBeMeant) {
+  constexpr std::array<std::string_view, 2> names = {"timeline", "log"};
+  for (const char* typed : {"timelne", "tmeline", "logs", "time", "timeline_file", "log", ""}) {
+    EXPECT_TRUE(may_mean_one_of(typed, names)) << typed;
+  }
+  for (const char* typed : {"root", "map", "service_host"}) {
+    EXPECT_FALSE(may_mean_one_of(typed, names)) << typed;
+  }
 }
 
 TEST(NearestName, EmptyAndEqualCases) {
