@@ -28,7 +28,9 @@ using core::concat;
 using StateMap =
     std::remove_reference_t<decltype(std::declval<::torch::optim::Optimizer&>().state())>;
 
-// Each takes a buffer, and the memory that is saved should stay saved.
+// All of one length, so that owners that send in turns keep a network busy both ways.
+constexpr int64_t kParcelBytes = 2 << 20;
+// Each may take a buffer, and the memory that is saved should stay saved.
 constexpr size_t kParcelsInFlight = 8;
 
 // While it lives, the parameters have no gradients.
@@ -229,7 +231,7 @@ std::vector<StateShards::Parcel> StateShards::parcels() const {
   std::vector<std::vector<Parcel>> of_members(ranks_.size());
   for (size_t member = 0; member < ranks_.size(); ++member) {
     const int owner = ranks_[member];
-    for (std::vector<at::Tensor>& parcel : in_parcels(moved[member])) {
+    for (std::vector<at::Tensor>& parcel : in_parcels_of(kParcelBytes, moved[member])) {
       const size_t number = of_members[member].size();
       of_members[member].push_back(
           {owner, concat(name_, ".parameters.", owner, ".", number), std::move(parcel)});
@@ -253,9 +255,8 @@ at::Tensor StateShards::step(Optimizer& optimizer, const std::function<at::Tenso
   at::Tensor result;
   try {
     HiddenGradients hidden;
-    for (const Parcel& parcel : all) {
-      if (parcel.owner == me_) continue;
-      for (const at::Tensor& parameter : parcel.parameters) hidden.hide(parameter);
+    for (const Item& item : items_) {
+      if (item.owner != me_ && item.parameter.grad().defined()) hidden.hide(item.parameter);
     }
     result = own_step();
   } catch (...) {

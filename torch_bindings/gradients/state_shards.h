@@ -57,7 +57,8 @@ class StateShards {
     at::Tensor parameter;
     int owner = 0;  // a rank of the world
   };
-  // Parameters of one owner and dtype that a step moves, and that travel together.
+  // Of the parameters of one owner and dtype that a step moves, whole or in parts: what travels
+  // together.
   struct Parcel {
     int owner = 0;
     std::string name;
