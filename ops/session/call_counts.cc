@@ -2,9 +2,9 @@
 
 namespace horon::ops {
 
-uint64_t CallCounts::next(std::string_view kind, uint32_t set) {
+uint64_t CallCounts::next(std::string_view kind, uint32_t set, uint64_t numbers) {
   const std::lock_guard lock(mutex_);
-  return counts_[{set, std::string(kind)}]++ % kNumbers;
+  return counts_[{set, std::string(kind)}]++ % numbers;
 }
 
 uint64_t CallCounts::next_object(std::string_view kind, uint32_t set) {

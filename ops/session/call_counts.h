@@ -19,8 +19,13 @@ class CallCounts {
   // these names already, so a program that runs for weeks does not fill the table of names.
   static constexpr uint64_t kNumbers = 1024;
 
-  // 0 for the first call of this kind on this process set, then 1, 2 ... kNumbers - 1, 0 ...
-  uint64_t next(std::string_view kind, uint32_t set);
+  // Of a kind whose calls return when they have ended, fewer are: as many as threads make them. A
+  // loop that makes them has few names then, which start without being negotiated from then on
+  // (at most core::Gate::kCounters of all names do).
+  static constexpr uint64_t kNumbersOfBlocking = 16;
+
+  // 0 for the first call of this kind on this process set, then 1, 2 ... numbers - 1, 0 ...
+  uint64_t next(std::string_view kind, uint32_t set, uint64_t numbers = kNumbers);
   // The same for objects of this kind, whose names are in use after a join() too: these counts are
   // not forgotten and do not begin again.
   uint64_t next_object(std::string_view kind, uint32_t set);

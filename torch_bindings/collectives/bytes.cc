@@ -37,7 +37,7 @@ std::vector<std::string> divide(const Handle& handle) {
 }
 
 std::string name_of(const ObjectOptions& options, std::string_view kind) {
-  return torch_detail::given_or_counted(options.name, kind, options.process_set.id());
+  return torch_detail::given_or_counted_blocking(options.name, kind, options.process_set.id());
 }
 
 }  // namespace

@@ -14,6 +14,9 @@ namespace horon::torch_detail {
 // set, anew in each session and after each join(): the ranks that have joined may have missed
 // calls. Any thread.
 std::string given_or_counted(const std::string& given, std::string_view kind, uint32_t set);
+// The same for a kind whose calls return when they have ended.
+std::string given_or_counted_blocking(const std::string& given, std::string_view kind,
+                                      uint32_t set);
 
 // The same for an object that keeps its name, also after a join(): no object gets the name of
 // another one. Counted in the order in which the ranks ask for it, the same on all of them.

@@ -155,7 +155,7 @@ T broadcast_object(const T& value, const ObjectOptions& options = {}) {
   namespace detail = torch_detail;
   const ProcessSet& set = options.process_set;
   ObjectOptions named = options;
-  named.name = detail::given_or_counted(options.name, "broadcast_object", set.id());
+  named.name = detail::given_or_counted_blocking(options.name, "broadcast_object", set.id());
   if (rank() == options.root) {
     const auto write = [&] { return detail::write_object(value); };
     // The size is the first thing that the others wait for.
@@ -173,7 +173,7 @@ std::vector<T> allgather_object(const T& value, const ObjectOptions& options = {
   namespace detail = torch_detail;
   const ProcessSet& set = options.process_set;
   ObjectOptions named = options;
-  named.name = detail::given_or_counted(options.name, "allgather_object", set.id());
+  named.name = detail::given_or_counted_blocking(options.name, "allgather_object", set.id());
   const auto write = [&] { return detail::write_object(value); };
   return detail::read_objects<T>(
       named.name, set, allgather_bytes(detail::write_or_refuse(named.name, set, write), named),
@@ -187,7 +187,7 @@ std::vector<T> gather_object(const T& value, const ObjectOptions& options = {}) 
   namespace detail = torch_detail;
   const ProcessSet& set = options.process_set;
   ObjectOptions named = options;
-  named.name = detail::given_or_counted(options.name, "gather_object", set.id());
+  named.name = detail::given_or_counted_blocking(options.name, "gather_object", set.id());
   const auto write = [&] { return detail::write_object(value); };
   return detail::read_objects<T>(
       named.name, set, gather_bytes(detail::write_or_refuse(named.name, set, write), named), value);
@@ -202,7 +202,7 @@ T scatter_object(const std::vector<T>& values, const ObjectOptions& options = {}
   namespace detail = torch_detail;
   const ProcessSet& set = options.process_set;
   ObjectOptions named = options;
-  named.name = detail::given_or_counted(options.name, "scatter_object", set.id());
+  named.name = detail::given_or_counted_blocking(options.name, "scatter_object", set.id());
   std::vector<std::string> parts;
   if (rank() == options.root) {
     const auto write_all = [&] {

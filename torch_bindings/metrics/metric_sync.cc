@@ -113,7 +113,8 @@ at::Tensor result_of(PendingCollective& pending) {
 class Call {
  public:
   Call(const std::vector<MetricSync::Named>& metrics, bool with_lists, const MetricOptions& options)
-      : name_(torch_detail::given_or_counted(options.name, "metrics", options.process_set.id())),
+      : name_(torch_detail::given_or_counted_blocking(options.name, "metrics",
+                                                      options.process_set.id())),
         with_lists_(with_lists),
         options_(options),
         remark_(remark_of(metrics)) {}

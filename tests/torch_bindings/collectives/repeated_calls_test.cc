@@ -17,6 +17,7 @@
 #include "horon/tests/support/lock_counter.h"
 #include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/collectives/grouped_collectives.h"
+#include "horon/torch_bindings/collectives/objects.h"
 #include "horon/torch_bindings/collectives/sparse_allreduce.h"
 
 namespace horon::repeated_calls_test {
@@ -158,6 +159,21 @@ TEST(RepeatedCalls, WithoutNamesMayBlockOrBeRefusedBehindOthers) {
     const at::Tensor wrong = rank() == 0 ? one.to_sparse() : one;
     EXPECT_NE(test::error_of([&] { (void)allreduce(wrong, {.op = ReduceOp::Sum}); }), "no error");
   });
+}
+
+// A name that comes again soon is negotiated once; a thousand names are all that can be kept so.
+TEST(RepeatedCalls, ThatBlockNeedFewNames) {
+  const auto name_of_refused = [] {
+    return test::error_of([] {
+      (void)scatter_object(std::vector<int>(static_cast<size_t>(size()) + 1), {.root = 0});
+    });
+  };
+  const std::string first = name_of_refused();
+  EXPECT_NE(first.find("scatter_object.noname."), std::string::npos) << first;
+  for (uint64_t i = 1; i < ops::CallCounts::kNumbersOfBlocking; ++i) {
+    EXPECT_EQ(scatter_object(std::vector<int>(static_cast<size_t>(size()), 7), {.root = 0}), 7);
+  }
+  EXPECT_EQ(name_of_refused(), first);
 }
 
 TEST(RepeatedCalls, SparseOnesWithoutNamesMayBeMoreThanThereAreNumbers) {
