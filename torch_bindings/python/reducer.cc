@@ -1,5 +1,6 @@
 // GradientReducer for parameters that Python holds: the same tensors, so that hooks of C++ reduce
 // their gradients while Python's backward() runs.
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <pybind11/stl.h>
@@ -7,7 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -97,6 +100,17 @@ void forget_python_hooks(const at::Tensor& parameter) {
   torch::autograd::impl::clear_hooks(parameter);
 }
 
+// Whether a DistributedDataParallel reduces its gradient: of all that hooks on the node which
+// accumulates it, that alone is a lambda of LibTorch's.
+bool is_reduced_by_ddp(const at::Tensor& parameter) {
+  const auto node = torch::autograd::impl::try_get_grad_accumulator(parameter);
+  if (node == nullptr) return false;
+  const auto& hooks = node->post_hooks();
+  return std::any_of(hooks.begin(), hooks.end(), [](const auto& hook) {
+    return dynamic_cast<const torch::autograd::utils::LambdaPostHook*>(hook.get()) != nullptr;
+  });
+}
+
 // Makes `hooks` known, and keeps the hooks of C++, which are called after those of Python.
 void know_python_hooks(const py::object& parameter, const py::object& hooks) {
   auto& list = torch::autograd::impl::hooks(parameter.cast<at::Tensor>());
@@ -121,6 +135,7 @@ void bind_reducer(py::module_& module) {
   using WithoutGil = py::call_guard<py::gil_scoped_release>;
   module.def("forget_python_hooks", &forget_python_hooks);
   module.def("know_python_hooks", &know_python_hooks);
+  module.def("is_reduced_by_ddp", &is_reduced_by_ddp);
   py::class_<Reducer>(module, "Reducer")
       .def(py::init(&make_reducer), py::arg("parameters"), py::arg("op"), py::arg("process_set"),
            py::arg("compression"), py::arg("passes"), py::arg("predivide_factor"),

@@ -149,6 +149,19 @@ def test_a_monitored_barrier_waits_as_long_as_it_is_told(rank, size):
         group.monitored_barrier(datetime.timedelta(seconds=60))
 
 
+def test_torch_monitors_barriers_of_this_backend_too(rank, size):
+    dist.monitored_barrier(wait_all_ranks=True)
+    dist.distributed_c10d.monitored_barrier(dist.group.WORLD, datetime.timedelta.max)
+    beside = dist.new_group(backend="gloo")
+    dist.monitored_barrier(beside)
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="has not come within 0.05 s"):
+            dist.monitored_barrier(timeout=datetime.timedelta(milliseconds=50))
+    hvd.barrier()
+    if rank != 0:
+        dist.monitored_barrier()
+
+
 def test_a_call_of_several_dtypes_that_can_not_begin_in_time(rank, size):
     """One collective of it could begin, the other not: neither does."""
     group = dist.new_group()

@@ -26,6 +26,17 @@ add_test(NAME python_process_groups.np4 COMMAND ${horon_mpirun} 4 ${python_group
 # The same, where ranks 2 and 3 are those of another host, as far as Horon can tell.
 add_test(NAME python_process_groups.hosts_2_2
          COMMAND ${horon_mpirun_hosts} 2+2 ${python_group_tests})
+# PyTorch's own tests, which need a package more.
+execute_process(COMMAND ${HORON_PYTHON_EXECUTABLE} -c "import expecttest" ERROR_QUIET
+                RESULT_VARIABLE horon_no_expecttest)
+if(NOT horon_no_expecttest)
+  foreach(ranks 3 4)
+    add_test(NAME python_torch_suite.np${ranks}
+             COMMAND ${horon_mpirun} ${ranks} ${HORON_PYTHON_EXECUTABLE}
+                     ${python_tests}/torch_suite.py)
+    list(APPEND python_suite_names python_torch_suite.np${ranks})
+  endforeach()
+endif()
 add_test(NAME python_programs
          COMMAND ${HORON_PYTHON_EXECUTABLE} ${python_tests}/programs_test.py ${horon_mpirun})
 add_test(NAME python_process_group_programs
@@ -45,7 +56,8 @@ if(NOT horon_no_scikit_build)
   set_tests_properties(python_wheel PROPERTIES TIMEOUT ${horon_test_limit_s})
 endif()
 set(python_test_names python_package.np2 python_package.np3 python_process_groups.np4
-    python_process_groups.hosts_2_2 python_programs python_process_group_programs)
+    python_process_groups.hosts_2_2 python_programs python_process_group_programs
+    ${python_suite_names})
 set_tests_properties(${python_test_names} PROPERTIES
                      TIMEOUT 900 PROCESSORS 2 LABELS mpirun
                      ENVIRONMENT "${python_environment}")

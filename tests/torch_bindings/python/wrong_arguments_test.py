@@ -1,5 +1,6 @@
 """What is given wrongly is told in one sentence that names the argument and the cure."""
 
+import gc
 import re
 
 import numpy as np
@@ -83,3 +84,33 @@ def test_the_other_ranks_are_told_the_name_once(rank, size):
     text = "allreduce: a list is no torch.Tensor: give torch.as_tensor() of it"
     told = f'tensor "allreduce.loss" was refused on rank 0: {text}'
     assert str(raised.value) == (text if rank == 0 else told)
+
+
+@pytest.mark.parametrize("ddp_first", [True, False])
+@pytest.mark.parametrize("backend", ["horon", "gloo"])
+def test_parameters_of_ddp_are_refused(backend, ddp_first):
+    """Both would reduce the gradients, which were silently wrong then."""
+    dist.init_process_group("horon")
+    group = dist.new_group(backend=backend)
+    model = torch.nn.Linear(2, 2)
+    refused = pytest.raises(ValueError, match="\"weight\" belongs to a DistributedDataParallel")
+    optimizer = optimizer_of(model)
+    if not ddp_first:
+        hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    ddp = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    ddp(torch.ones(1, 2)).sum().backward()
+    if ddp_first:
+        with refused:
+            hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    else:
+        with refused:
+            optimizer.step()
+        for name, each in model.state_dict().items():
+            assert torch.equal(each, before[name])
+        optimizer.release()
+    hvd.DistributedOptimizer(optimizer_of(model), model.named_parameters(), op=hvd.Adasum).release()
+    del ddp  # its hooks go with it
+    gc.collect()
+    hvd.DistributedOptimizer(optimizer_of(model), model.named_parameters()).release()
+    dist.destroy_process_group()

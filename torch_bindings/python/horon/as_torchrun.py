@@ -7,7 +7,6 @@ MASTER_ADDR and MASTER_PORT, if rank 0 has none. "horon" takes the place of "glo
 program asks for it or for no backend.
 """
 
-import datetime
 import functools
 import os
 import sys
@@ -25,8 +24,6 @@ def install():
     begin, new_group = distributed_c10d.init_process_group, distributed_c10d.new_group
     _replace(begin, _with_backend(begin, 0, default=_default_backend()))
     _replace(new_group, _with_backend(new_group, 2, default=None))  # that of the default group
-    monitored = distributed_c10d.monitored_barrier
-    _replace(monitored, _monitored_over_horon(monitored))
 
 
 def _variables():
@@ -64,27 +61,6 @@ def _with_backend(function, place, default):
         else:
             named["backend"] = here(named.get("backend"))
         return function(*arguments, **named)
-    return over_horon
-
-
-def _monitored_over_horon(monitored_barrier):
-    """Torch's looks at the name of the backend, and refuses all but Gloo. Each barrier of Horon
-    names those that are missing, all of them."""
-    import torch.distributed as dist
-    from horon.process_group import limited
-
-    @functools.wraps(monitored_barrier)
-    def over_horon(group=None, timeout=None, wait_all_ranks=False):
-        is_member = group is not dist.GroupMember.NON_GROUP_MEMBER
-        if not is_member or dist.get_backend(group) != "horon":
-            monitored_barrier(group, timeout, wait_all_ranks)
-            return
-        options = dist.BarrierOptions()
-        if timeout is not None:  # else that of the group
-            in_seconds = not isinstance(timeout, datetime.timedelta)
-            options.timeout = limited(datetime.timedelta(seconds=timeout) if in_seconds
-                                      else timeout)
-        (group or dist.group.WORLD).barrier(options).wait()
     return over_horon
 
 

@@ -7,6 +7,7 @@ loaded before a group is made.
 """
 
 import datetime
+import functools
 import importlib
 import os
 import sys
@@ -22,10 +23,10 @@ def register():
     import torch.distributed
     if not torch.distributed.is_available():
         return
-    from torch.distributed.distributed_c10d import Backend
-    if "horon" in Backend.backend_list:
+    from torch.distributed import distributed_c10d
+    if "horon" in distributed_c10d.Backend.backend_list:
         return
-    Backend.register_backend("horon", _make, extended_api=True, devices=_devices())
+    distributed_c10d.Backend.register_backend("horon", _make, extended_api=True, devices=_devices())
     rendezvous = importlib.import_module("torch.distributed.rendezvous")  # also a function's name
     rendezvous.register_rendezvous_handler("horon", _meet)
     handlers = getattr(rendezvous, "_rendezvous_handlers", {})
@@ -33,6 +34,28 @@ def register():
         handlers[scheme] = _when_all_meet(handlers[scheme])
     if "env" in handlers:
         handlers["env"] = _env_or_mpi(handlers["env"])
+    monitored_barrier = _monitored_too(distributed_c10d.monitored_barrier)
+    torch.distributed.monitored_barrier = monitored_barrier
+    distributed_c10d.monitored_barrier = monitored_barrier
+
+
+def _monitored_too(monitored_barrier):
+    """Torch's looks at the name of the backend, and refuses all but Gloo. Each barrier of Horon
+    names those that are missing, all of them."""
+    @functools.wraps(monitored_barrier)
+    def of_any_backend(group=None, timeout=None, wait_all_ranks=False):
+        import torch.distributed as dist
+        is_member = group is not dist.GroupMember.NON_GROUP_MEMBER
+        if not is_member or dist.get_backend(group) != "horon":
+            monitored_barrier(group, timeout, wait_all_ranks)
+            return
+        options = dist.BarrierOptions()
+        if timeout is not None:  # else that of the group
+            in_seconds = not isinstance(timeout, datetime.timedelta)
+            options.timeout = limited(datetime.timedelta(seconds=timeout) if in_seconds
+                                      else timeout)
+        (group or dist.group.WORLD).barrier(options).wait()
+    return of_any_backend
 
 
 def _devices():

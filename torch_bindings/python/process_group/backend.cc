@@ -61,10 +61,14 @@ void HoronBackend::leave() noexcept {
   }
 }
 
-WorkPtr HoronBackend::work(OpType type, std::shared_ptr<Operation> operation) {
+WorkPtr HoronBackend::work(const std::shared_ptr<Operation>& operation,
+                           const std::shared_ptr<CompletionThreads>& threads,
+                           std::optional<int> source) {
   late_results_->add(operation);
-  return c10::make_intrusive<OperationWork>(getRank(), type, order_.count(), std::move(operation),
-                                            completions_, late_results_);
+  auto work = c10::make_intrusive<OperationWork>(getRank(), order_.count(), operation, threads,
+                                                 late_results_, source);
+  if (operation->is_profiled()) (void)work->getFuture();
+  return work;
 }
 
 int HoronBackend::world_rank(int64_t rank_of_group) const {
@@ -83,20 +87,21 @@ WorkPtr HoronBackend::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions
 WorkPtr HoronBackend::compressed_allreduce(const at::Tensor& tensor,
                                            const ::c10d::AllreduceOptions& options,
                                            Compression compression) {
-  const std::shared_ptr<Operation> begun = operation({tensor}, options);
+  const std::shared_ptr<Operation> begun =
+      operation(OpType::ALLREDUCE, {tensor}, {tensor}, options);
   order_.start(*begun, {CollectiveKind::Allreduce}, [&](PendingCollective& pending) {
     set_reduction(pending, options.reduceOp);
     if (tensor.scalar_type() == at::kFloat) pending.spec.compression = compression;
     pending.add(begun->outputs()[0], Into::Same);
   });
-  return work(OpType::ALLREDUCE, begun);
+  return work(begun);
 }
 
 // Ends before it returns: what comes back has another number of entries.
 WorkPtr HoronBackend::allreduce_sparse_tensor(const at::Tensor& tensor,
                                               const ::c10d::AllreduceOptions& options) {
   const torch_detail::PlainMode plain;
-  const std::shared_ptr<Operation> begun = operation({}, options);
+  const std::shared_ptr<Operation> begun = operation(OpType::ALLREDUCE, {tensor}, {}, options);
   order_.start(*begun, {CollectiveKind::Allgather, true},
                [&](PendingCollective& pending) { add_sparse(pending, tensor, options.reduceOp); });
   at::Tensor sum;
@@ -106,7 +111,9 @@ WorkPtr HoronBackend::allreduce_sparse_tensor(const at::Tensor& tensor,
   begun->wait(Operation::Asks::SignalHandlers);
   if (const std::exception_ptr fault = begun->outcome()) std::rethrow_exception(fault);
   tensor.copy_(sum);
-  return work(OpType::ALLREDUCE, operation({tensor}, options));
+  // Behind that: a detached sparse tensor keeps the entries that it has.
+  return work(std::make_shared<Operation>(OpType::ALLREDUCE, ProfiledCall(), Tensors{tensor},
+                                          timeout_.load()));
 }
 
 void HoronBackend::start_runs(Operation& operation, const CallOrder::Start& what,
@@ -124,46 +131,48 @@ void HoronBackend::start_runs(Operation& operation, const CallOrder::Start& what
 
 WorkPtr HoronBackend::allreduce_coalesced(Tensors& tensors,
                                           const ::c10d::AllreduceCoalescedOptions& options) {
-  const std::shared_ptr<Operation> begun = operation(tensors, options);
+  const std::shared_ptr<Operation> begun =
+      operation(OpType::ALLREDUCE_COALESCED, tensors, tensors, options);
   start_runs(
       *begun, {CollectiveKind::Allreduce, true}, tensors,
       [&](PendingCollective& pending) { set_reduction(pending, options.reduceOp); },
       [&](PendingCollective& pending, size_t i) { pending.add(begun->outputs()[i], Into::Same); });
-  return work(OpType::ALLREDUCE_COALESCED, begun);
+  return work(begun);
 }
 
 // An allreduce whose result the others do not keep: in shared memory it takes less than a
 // reducescatter to one rank, which does all the sums alone.
 WorkPtr HoronBackend::reduce(Tensors& tensors, const ::c10d::ReduceOptions& options) {
   (void)only(tensors, "reduce");
-  const std::shared_ptr<Operation> begun = operation(tensors, options);
+  const std::shared_ptr<Operation> begun = operation(OpType::REDUCE, tensors, tensors, options);
   order_.start(*begun, {CollectiveKind::Allreduce}, [&](PendingCollective& pending) {
     set_reduction(pending, options.reduceOp);
     pending.remark = concat("reduce to rank ", world_rank(options.rootRank));
     const bool keeps = options.rootRank == getRank();
     pending.add(begun->outputs()[0], keeps ? Into::Same : Into::Nowhere);
   });
-  return work(OpType::REDUCE, begun);
+  return work(begun);
 }
 
 WorkPtr HoronBackend::broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& options) {
   (void)only(tensors, "broadcast");
-  const std::shared_ptr<Operation> begun = operation(tensors, options);
+  const std::shared_ptr<Operation> begun = operation(OpType::BROADCAST, tensors, tensors, options);
   order_.start(*begun, {CollectiveKind::Broadcast}, [&](PendingCollective& pending) {
     pending.set_root(world_rank(options.rootRank));
     pending.add(begun->outputs()[0], Into::Same);
   });
-  return work(OpType::BROADCAST, begun);
+  return work(begun);
 }
 
 WorkPtr HoronBackend::barrier(const ::c10d::BarrierOptions& options) {
-  const std::shared_ptr<Operation> begun = operation({at::zeros({1}, at::kByte)}, options);
+  const std::shared_ptr<Operation> begun =
+      operation(OpType::BARRIER, {}, {at::zeros({1}, at::kByte)}, options);
   order_.start(*begun, {CollectiveKind::Allreduce}, [&](PendingCollective& pending) {
     pending.spec.reduce_op = ReduceOp::Max;
     pending.remark = "barrier";
     pending.add(begun->outputs()[0], Into::Same);
   });
-  return work(OpType::BARRIER, begun);
+  return work(begun);
 }
 
 void HoronBackend::monitoredBarrier(const ::c10d::BarrierOptions& options, bool /*wait_for_all*/) {
@@ -181,12 +190,11 @@ int HoronBackend::other_member(int64_t rank_of_group, std::string_view call) con
 
 WorkPtr HoronBackend::message(OpType type, const torch_detail::Message& message, Tensors& tensors,
                               std::optional<int> source) {
-  const auto begun = std::make_shared<Operation>(tensors, timeout_.load());
+  const auto begun =
+      std::make_shared<Operation>(type, ProfiledCall(type, tensors), tensors, timeout_.load());
   begun->count_time_in_wait();
   begun->add(messages_.start(message, begun->outputs().at(0)));
-  late_results_->add(begun);
-  return c10::make_intrusive<OperationWork>(getRank(), type, order_.count(), begun,
-                                            message_completions_, late_results_, source);
+  return work(begun, message_completions_, source);
 }
 
 WorkPtr HoronBackend::send(Tensors& tensors, int to, int tag) {

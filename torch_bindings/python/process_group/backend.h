@@ -95,13 +95,19 @@ class HoronBackend final : public ::c10d::Backend {
   void leave() noexcept;
   // `options`: of the call.
   template <class CallOptions>
-  std::shared_ptr<Operation> operation(const Tensors& outputs, const CallOptions& options) const {
+  std::shared_ptr<Operation> operation(::c10d::OpType type, const Tensors& inputs,
+                                       const Tensors& outputs, const CallOptions& options) const {
     const bool own = options.timeout > kNoTimeout;
     return std::make_shared<Operation>(
-        outputs, own ? options.timeout : timeout_.load(),
+        type, ProfiledCall(type, inputs), outputs, own ? options.timeout : timeout_.load(),
         options.asyncOp ? Operation::Waits::Perhaps : Operation::Waits::AtOnce);
   }
-  WorkPtr work(::c10d::OpType type, std::shared_ptr<Operation> operation);
+  // `source`: of a recv, the rank of the group.
+  WorkPtr work(const std::shared_ptr<Operation>& operation,
+               const std::shared_ptr<CompletionThreads>& threads, std::optional<int> source = {});
+  WorkPtr work(const std::shared_ptr<Operation>& operation) {
+    return work(operation, completions_);
+  }
   // A collective for each run of tensors of one dtype: `prepare` says what is particular, `add`
   // adds the tensor of a number. One that is refused does not keep those behind it from being
   // called, since the other ranks count them all.
@@ -109,7 +115,6 @@ class HoronBackend final : public ::c10d::Backend {
                   const std::function<void(torch_detail::PendingCollective&)>& prepare,
                   const std::function<void(torch_detail::PendingCollective&, size_t)>& add);
   size_t members() const { return static_cast<size_t>(getSize()); }
-  // `source`: of a recv, the rank of the group.
   WorkPtr message(::c10d::OpType type, const torch_detail::Message& message, Tensors& tensors,
                   std::optional<int> source = {});
   WorkPtr allreduce_sparse_tensor(const at::Tensor& tensor,

@@ -71,14 +71,14 @@ WorkPtr HoronBackend::allgather(TensorLists& outputs, Tensors& inputs,
                                 const ::c10d::AllgatherOptions& options) {
   const Tensors& list = only(outputs, "all_gather");
   const at::Tensor& input = only(inputs, "all_gather");
-  const std::shared_ptr<Operation> begun = operation(list, options);
+  const std::shared_ptr<Operation> begun = operation(OpType::ALLGATHER, inputs, list, options);
   order_.start(*begun, {CollectiveKind::Allgather}, [&](PendingCollective& pending) {
     require_outputs(pending, list.size(), members());
     require_kind_of(pending, input, list);
     add_rows_for(pending, flat(input), begun->outputs(), {}, static_cast<size_t>(getRank()));
   });
   begun->deliver_by(copies_from_each_rank_to(begun->outputs()));
-  return work(OpType::ALLGATHER, begun);
+  return work(begun);
 }
 
 // c10d wants a list for each rank of the group here, of what comes from that rank.
@@ -86,7 +86,8 @@ WorkPtr HoronBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                           const ::c10d::AllgatherOptions& options) {
   Tensors given;
   for (const Tensors& list : outputs) given.insert(given.end(), list.begin(), list.end());
-  const std::shared_ptr<Operation> begun = operation(given, options);
+  const std::shared_ptr<Operation> begun =
+      operation(OpType::ALLGATHER_COALESCED, inputs, given, options);
   start_runs(
       *begun, {CollectiveKind::Allgather, true}, inputs,
       [&](PendingCollective& pending) {
@@ -108,24 +109,26 @@ WorkPtr HoronBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
           }
         }
       });
-  return work(OpType::ALLGATHER_COALESCED, begun);
+  return work(begun);
 }
 
 WorkPtr HoronBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                       const ::c10d::AllgatherOptions& options) {
-  const std::shared_ptr<Operation> begun = operation({output}, options);
+  const std::shared_ptr<Operation> begun =
+      operation(OpType::_ALLGATHER_BASE, {input}, {output}, options);
   order_.start(*begun, {CollectiveKind::Allgather}, [&](PendingCollective& pending) {
     require_kind_of(pending, input, {output});
     require_equal_parts(pending, output, input, members());
     pending.add_rows(flat(input), {}, flat_output(output));
   });
   begun->deliver_by(copies_to(begun->outputs()));
-  return work(OpType::_ALLGATHER_BASE, begun);
+  return work(begun);
 }
 
 WorkPtr HoronBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                       const ::c10d::AllgatherOptions& options) {
-  const std::shared_ptr<Operation> begun = operation(outputs, options);
+  const std::shared_ptr<Operation> begun =
+      operation(OpType::ALLGATHER_COALESCED, inputs, outputs, options);
   start_runs(
       *begun, {CollectiveKind::Allgather, true}, inputs,
       [&](PendingCollective& pending) { require_results(pending, outputs.size(), inputs.size()); },
@@ -135,7 +138,7 @@ WorkPtr HoronBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors&
         pending.add_rows(flat(inputs[i]));
       });
   begun->deliver_by(copies_to(begun->outputs()));
-  return work(OpType::ALLGATHER_COALESCED, begun);
+  return work(begun);
 }
 
 WorkPtr HoronBackend::gather(TensorLists& outputs, Tensors& inputs,
@@ -143,7 +146,7 @@ WorkPtr HoronBackend::gather(TensorLists& outputs, Tensors& inputs,
   const at::Tensor& input = only(inputs, "gather");
   const bool is_root = options.rootRank == getRank();
   const Tensors given = is_root ? only(outputs, "gather") : Tensors();
-  const std::shared_ptr<Operation> begun = operation(given, options);
+  const std::shared_ptr<Operation> begun = operation(OpType::GATHER, inputs, given, options);
   order_.start(*begun, {CollectiveKind::Gather}, [&](PendingCollective& pending) {
     pending.set_root(world_rank(options.rootRank));
     if (!is_root) return pending.add_rows(flat(input));
@@ -152,7 +155,7 @@ WorkPtr HoronBackend::gather(TensorLists& outputs, Tensors& inputs,
     add_rows_for(pending, flat(input), begun->outputs(), {}, static_cast<size_t>(getRank()));
   });
   if (is_root) begun->deliver_by(copies_from_each_rank_to(begun->outputs()));
-  return work(OpType::GATHER, begun);
+  return work(begun);
 }
 
 WorkPtr HoronBackend::scatter(Tensors& outputs, TensorLists& inputs,
@@ -160,7 +163,7 @@ WorkPtr HoronBackend::scatter(Tensors& outputs, TensorLists& inputs,
   const at::Tensor& output = only(outputs, "scatter");
   const bool is_root = options.rootRank == getRank();
   const Tensors list = is_root ? only(inputs, "scatter") : Tensors();
-  const std::shared_ptr<Operation> begun = operation(outputs, options);
+  const std::shared_ptr<Operation> begun = operation(OpType::SCATTER, list, outputs, options);
   order_.start(*begun, {CollectiveKind::Scatter}, [&](PendingCollective& pending) {
     pending.set_root(world_rank(options.rootRank));
     if (!is_root) return pending.add_rows(flat(output).slice(0, 0, 0));
@@ -169,14 +172,15 @@ WorkPtr HoronBackend::scatter(Tensors& outputs, TensorLists& inputs,
     pending.add_rows(flat(list), element_counts(list));
   });
   begun->deliver_by(copies_to(begun->outputs()));
-  return work(OpType::SCATTER, begun);
+  return work(begun);
 }
 
 WorkPtr HoronBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                      const ::c10d::ReduceScatterOptions& options) {
   const at::Tensor& output = only(outputs, "reduce_scatter");
   const Tensors& list = only(inputs, "reduce_scatter");
-  const std::shared_ptr<Operation> begun = operation(outputs, options);
+  const std::shared_ptr<Operation> begun =
+      operation(OpType::REDUCE_SCATTER, list, outputs, options);
   order_.start(*begun, {CollectiveKind::Reducescatter}, [&](PendingCollective& pending) {
     set_reduction(pending, options.reduceOp);
     require_outputs(pending, list.size(), members());
@@ -187,7 +191,7 @@ WorkPtr HoronBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
     pending.add_rows(input, {}, flat_output_beside(input, output));
   });
   begun->deliver_by(copies_to(begun->outputs()));
-  return work(OpType::REDUCE_SCATTER, begun);
+  return work(begun);
 }
 
 WorkPtr HoronBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -199,7 +203,8 @@ WorkPtr HoronBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input
 
 WorkPtr HoronBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                       const ::c10d::ReduceScatterOptions& options) {
-  const std::shared_ptr<Operation> begun = operation(outputs, options);
+  const std::shared_ptr<Operation> begun =
+      operation(OpType::_REDUCE_SCATTER_BASE, inputs, outputs, options);
   const bool is_alone = inputs.size() == 1;  // else an output may be the input of another one
   start_runs(
       *begun, {CollectiveKind::Reducescatter, !is_alone}, inputs,
@@ -215,12 +220,12 @@ WorkPtr HoronBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
                          is_alone ? flat_output_beside(input, outputs[i]) : at::Tensor());
       });
   begun->deliver_by(copies_to(begun->outputs()));
-  return work(OpType::_REDUCE_SCATTER_BASE, begun);
+  return work(begun);
 }
 
 WorkPtr HoronBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                const ::c10d::AllToAllOptions& options) {
-  const std::shared_ptr<Operation> begun = operation(outputs, options);
+  const std::shared_ptr<Operation> begun = operation(OpType::ALLTOALL, inputs, outputs, options);
   order_.start(*begun, {CollectiveKind::Alltoall}, [&](PendingCollective& pending) {
     require_outputs(pending, inputs.size(), members());
     require_outputs(pending, outputs.size(), members());
@@ -229,14 +234,15 @@ WorkPtr HoronBackend::alltoall(Tensors& outputs, Tensors& inputs,
     add_rows_for(pending, flat(inputs), begun->outputs(), element_counts(inputs));
   });
   begun->deliver_by(copies_from_each_rank_to(begun->outputs()));
-  return work(OpType::ALLTOALL, begun);
+  return work(begun);
 }
 
 WorkPtr HoronBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                     std::vector<int64_t>& output_splits,
                                     std::vector<int64_t>& input_splits,
                                     const ::c10d::AllToAllOptions& options) {
-  const std::shared_ptr<Operation> begun = operation({output}, options);
+  const std::shared_ptr<Operation> begun =
+      operation(OpType::ALLTOALL_BASE, {input}, {output}, options);
   Tensors parts;
   order_.start(*begun, {CollectiveKind::Alltoall}, [&](PendingCollective& pending) {
     require_kind_of(pending, input, {output});
@@ -249,7 +255,7 @@ WorkPtr HoronBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
     add_rows_for(pending, flat(input), parts, splits);
   });
   begun->deliver_by(copies_from_each_rank_to(parts));
-  return work(OpType::ALLTOALL_BASE, begun);
+  return work(begun);
 }
 
 }  // namespace horon::python::process_group

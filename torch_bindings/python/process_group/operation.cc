@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -56,8 +57,13 @@ bool ended_by(Operation::Clock::time_point deadline, const PendingCollective& pe
 
 }  // namespace
 
-Operation::Operation(const Tensors& outputs, std::chrono::milliseconds timeout, Waits waits)
-    : timeout_(timeout), deadline_(deadline_after(timeout, begin_)), waits_(waits) {
+Operation::Operation(::c10d::OpType type, ProfiledCall profiled, const Tensors& outputs,
+                     std::chrono::milliseconds timeout, Waits waits)
+    : type_(type),
+      profiled_(std::move(profiled)),
+      timeout_(timeout),
+      deadline_(deadline_after(timeout, begin_)),
+      waits_(waits) {
   outputs_.reserve(outputs.size());
   for (const at::Tensor& output : outputs) outputs_.push_back(output.detach());
   if (!outputs.empty()) device_ = outputs.front().device();
@@ -177,6 +183,7 @@ std::exception_ptr Operation::outcome() {
     } catch (...) {
       fault_ = std::current_exception();
     }
+    profiled_.end();
   });
   if (fault_ != nullptr || device_.is_cpu()) return fault_;
   try {

@@ -17,6 +17,7 @@
 
 #include "horon/core/runtime/completion_queue.h"
 #include "horon/torch_bindings/collectives/pending_collective.h"
+#include "horon/torch_bindings/python/process_group/profiled_call.h"
 
 namespace horon::python::process_group {
 
@@ -34,10 +35,10 @@ class Operation {
   // work in the call, where otherwise another one would be woken for it.
   enum class Waits : bool { Perhaps, AtOnce };
 
-  // `outputs`: the tensors that hold the result in the end; detached, since a thread that lets go
-  // of a tensor of Python's needs the GIL.
-  Operation(const Tensors& outputs, std::chrono::milliseconds timeout,
-            Waits waits = Waits::Perhaps);
+  // Made when the call begins. `outputs`: the tensors that hold the result in the end; detached,
+  // since a thread that lets go of a tensor of Python's needs the GIL.
+  Operation(::c10d::OpType type, ProfiledCall profiled, const Tensors& outputs,
+            std::chrono::milliseconds timeout, Waits waits = Waits::Perhaps);
 
   // Before it is given to others:
   // Submits it, in its name's turn, and adds it. `alone`: no other one is begun.
@@ -91,11 +92,16 @@ class Operation {
   void note_stream_aside();
 
   const Tensors& outputs() const { return outputs_; }
+  ::c10d::OpType type() const { return type_; }
+  // A profiler shows how long it takes, so some thread is to wait for its end.
+  bool is_profiled() const { return profiled_.records(); }
 
  private:
   bool happened() const;
   void follow_in_current_stream() const;
 
+  const ::c10d::OpType type_;
+  ProfiledCall profiled_;
   Tensors outputs_;
   c10::Device device_{c10::kCPU};
   const Clock::time_point begin_ = Clock::now();

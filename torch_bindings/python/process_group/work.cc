@@ -6,11 +6,10 @@
 
 namespace horon::python::process_group {
 
-OperationWork::OperationWork(int rank, ::c10d::OpType type, uint64_t number,
-                             std::shared_ptr<Operation> operation,
+OperationWork::OperationWork(int rank, uint64_t number, std::shared_ptr<Operation> operation,
                              std::shared_ptr<CompletionThreads> threads,
                              std::shared_ptr<LateResults> late_results, std::optional<int> source)
-    : Work(rank, type),
+    : Work(rank, operation->type()),
       number_(number),
       operation_(std::move(operation)),
       threads_(std::move(threads)),

@@ -21,9 +21,9 @@ class OperationWork final : public ::c10d::Work {
  public:
   // `threads`: for its future. `late_results`: of the group. `source`: the rank of the group that a
   // recv waits for.
-  OperationWork(int rank, ::c10d::OpType type, uint64_t number,
-                std::shared_ptr<Operation> operation, std::shared_ptr<CompletionThreads> threads,
-                std::shared_ptr<LateResults> late_results, std::optional<int> source = {});
+  OperationWork(int rank, uint64_t number, std::shared_ptr<Operation> operation,
+                std::shared_ptr<CompletionThreads> threads,
+                std::shared_ptr<LateResults> late_results, std::optional<int> source);
 
   bool isCompleted() override;
   bool isSuccess() const override;

@@ -68,6 +68,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     optimizer._reducer = reducer
     optimizer._is_alone = not process_set.included() or process_set.size() == 1
     optimizer._is_of_all = process_set is global_process_set
+    optimizer._may_meet_ddp = True
     optimizer._synchronized = False
     optimizer._skips_synchronize = False
     optimizer._in_step = False
@@ -252,9 +253,19 @@ def _with_gradients(named):
     """Those that can have gradients, ready for the hooks of C++: integers can't."""
     reduced = [(name, parameter) for name, parameter in named
                if parameter.is_floating_point() or parameter.is_complex()]
+    _refuse_those_of_ddp(reduced)
     for _, parameter in reduced:
         _prepare_hooks(parameter)
     return reduced
+
+
+def _refuse_those_of_ddp(named):
+    for name, parameter in named:
+        if native.is_reduced_by_ddp(parameter):
+            raise ValueError(
+                f"parameter \"{name}\" belongs to a DistributedDataParallel, which reduces its "
+                "gradient too, and then the sums are wrong: give DistributedOptimizer the plain "
+                "module, or DistributedDataParallel a plain optimizer")
 
 
 class _Hooks(OrderedDict):
@@ -291,6 +302,10 @@ def _before_step(optimizer, args, kwargs):
     """A pre-hook, not a step() of the class: schedulers replace step() of the instance."""
     if optimizer._in_step:  # a step() that calls the one of its base class
         return None
+    if optimizer._may_meet_ddp:  # one that was made after this optimizer
+        _refuse_those_of_ddp((name, parameter) for parameter, name
+                             in optimizer._parameter_names.items())
+        optimizer._may_meet_ddp = False
     changed = _reduce_for_step(optimizer, args, kwargs)
     optimizer._in_step = True
     return changed
