@@ -72,7 +72,7 @@ struct Config {
   // The knobs that must agree on all ranks, as "NAME=value" lines, so that an error can name the
   // difference. Knobs that each rank may set as it likes are left out.
   std::vector<std::string> agreed_values() const;
-  // Variables that begin as knobs do, and are none.
+  // Variables of this process that begin as knobs do, and are none.
   const std::vector<std::string>& unknown() const { return unknown_; }
 
  private:

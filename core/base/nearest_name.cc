@@ -25,6 +25,26 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
+constexpr size_t kLettersOfAWord = 5;  // BYTES and BUCKET; HOST may be anybody's
+
+template <class Function>
+bool any_word_of(std::string_view name, const Function& function) {
+  for (size_t begin = 0, end = 0; begin < name.size(); begin = end + 1) {
+    end = std::min(name.find('_', begin), name.size());
+    const std::string_view word = name.substr(begin, end - begin);
+    if (word.size() >= kLettersOfAWord && function(word)) return true;
+  }
+  return false;
+}
+
+bool share_a_word(std::string_view a, std::string_view b) {
+  return any_word_of(a, [b](std::string_view of_a) {
+    return any_word_of(b, [of_a](std::string_view of_b) {
+      return of_a.starts_with(of_b) || of_b.starts_with(of_a);  // BUCKETS
+    });
+  });
+}
+
 }  // namespace
 
 std::string_view nearest_name(std::string_view typed, std::span<const std::string_view> names) {
@@ -44,7 +64,7 @@ std::string_view nearest_name(std::string_view typed, std::span<const std::strin
 
 bool may_mean_one_of(std::string_view typed, std::span<const std::string_view> names) {
   return std::any_of(names.begin(), names.end(), [&](std::string_view name) {
-    return name.starts_with(typed) || typed.starts_with(name) ||
+    return name.starts_with(typed) || share_a_word(typed, name) ||
            3 * edit_distance(typed, name) <= typed.size();
   });
 }

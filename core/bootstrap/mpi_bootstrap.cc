@@ -107,10 +107,13 @@ MPI_Comm with_returned_errors(MPI_Comm communicator) {
 
 }  // namespace
 
-// Nobody knows which rank it is, but that one does not say this.
-void MpiBootstrap::wait_for_others(MPI_Request& request) const {
+// By a barrier: MPI's allgathers that do not block may connect every two ranks. Nobody knows which
+// rank is late, but that one does not say this.
+void MpiBootstrap::wait_for_others(MPI_Comm communicator) const {
   int rank = 0;
   check_mpi(MPI_Comm_rank(communicator_, &rank), "MPI_Comm_rank");
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Ibarrier(communicator, &request), "MPI_Ibarrier");
   Warnings warnings(warn_after_s_);
   wait_for(request, [&](double waited_s) {
     if (!warnings.is_due(waited_s)) return;
@@ -123,16 +126,14 @@ void MpiBootstrap::wait_for_others(MPI_Request& request) const {
 
 std::vector<std::string> MpiBootstrap::allgather_over(MPI_Comm communicator,
                                                       std::string_view mine) const {
+  wait_for_others(communicator);
   int size = 0;
   check_mpi(MPI_Comm_size(communicator, &size), "MPI_Comm_size");
   const auto count = static_cast<size_t>(size);
   const auto length = static_cast<int64_t>(mine.size());
   std::vector<int64_t> lengths(count);
-  MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Iallgather(&length, 1, MPI_INT64_T, lengths.data(), 1, MPI_INT64_T, communicator,
-                           &request),
-            "MPI_Iallgather");
-  wait_for_others(request);
+  check_mpi(MPI_Allgather(&length, 1, MPI_INT64_T, lengths.data(), 1, MPI_INT64_T, communicator),
+            "MPI_Allgather");
   const int64_t total = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   if (total > INT_MAX) {
     throw Error(ErrorCode::Limit,
@@ -144,10 +145,9 @@ std::vector<std::string> MpiBootstrap::allgather_over(MPI_Comm communicator,
   std::vector<int> begins(count);
   std::exclusive_scan(counts.begin(), counts.end(), begins.begin(), 0);
   std::string all(static_cast<size_t>(total), '\0');
-  check_mpi(MPI_Iallgatherv(mine.data(), static_cast<int>(length), MPI_BYTE, all.data(),
-                            counts.data(), begins.data(), MPI_BYTE, communicator, &request),
-            "MPI_Iallgatherv");
-  wait_for_others(request);
+  check_mpi(MPI_Allgatherv(mine.data(), static_cast<int>(length), MPI_BYTE, all.data(),
+                           counts.data(), begins.data(), MPI_BYTE, communicator),
+            "MPI_Allgatherv");
   std::vector<std::string> blocks;
   for (size_t i = 0; i < count; ++i) {
     blocks.push_back(all.substr(static_cast<size_t>(begins[i]), static_cast<size_t>(counts[i])));

@@ -37,7 +37,7 @@ class MpiBootstrap final : public Bootstrap {
  private:
   void find_hosts(const std::string& host_id);
   std::vector<std::string> allgather_over(MPI_Comm communicator, std::string_view mine) const;
-  void wait_for_others(MPI_Request& request) const;
+  void wait_for_others(MPI_Comm communicator) const;
 
   const MpiLibrary& library_;
   const double warn_after_s_;

@@ -19,9 +19,9 @@ class CallCounts {
   // these names already, so a program that runs for weeks does not fill the table of names.
   static constexpr uint64_t kNumbers = 1024;
 
-  // Of a kind whose calls return when they have ended, fewer are: as many as threads make them. A
-  // loop that makes them has few names then, which start without being negotiated from then on
-  // (at most core::Gate::kCounters of all names do).
+  // Of a kind whose calls return when they have ended, one is under way for each thread; where
+  // there are more threads they take turns. A loop that makes such calls has few names then, which
+  // start without being negotiated from then on (at most core::Gate::kCounters of all names do).
   static constexpr uint64_t kNumbersOfBlocking = 16;
 
   // 0 for the first call of this kind on this process set, then 1, 2 ... numbers - 1, 0 ...

@@ -260,7 +260,9 @@ endfunction()
 torch_test_without_gpus(torch_session_test.np1 torch_session_test.np2 torch_session_test.np3
                         torch_session_test.np4)
 foreach(test amp/autocast_test amp/complex_scaler_test lr/schedule_test lr/layer_step_test
-        lr/resumed_schedule_test data/image_folder_test data/other_batches_test logging/sinks_test)
+        lr/resumed_schedule_test data/image_folder_test data/other_batches_test data/samplers_test
+        data/resumed_samplers_test logging/sinks_test tensors/memory_ranges_test
+        tensors/parcels_test)
   torch_test(${test})
 endforeach()
 foreach(test amp/amp_test amp/scaled_ada_scale_test lr/ada_scale_test lr/lr_test
@@ -314,8 +316,6 @@ foreach(name torch_fused_step_test torch_reducer_traps_test)
 endforeach()
 torch_run(torch_compressed_gradients_test np2_two_threads 2
           ENVIRONMENT OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive)
-torch_test(data/samplers_test)
-torch_test(data/resumed_samplers_test)
 torch_test(data/samplers_of_sets_test 1 2 3 4)
 horon_test(torch_prefetcher_test FILES ${torch_tests}/data/prefetcher_test.cc)
 if(HORON_WITH_IMAGES)  # whose writers make the test's images
@@ -323,7 +323,6 @@ if(HORON_WITH_IMAGES)  # whose writers make the test's images
   find_package(PNG REQUIRED)
   torch_test(data/datasets_test LIBS JPEG::JPEG PNG::PNG)
 endif()
-torch_test(tensors/memory_ranges_test)
 find_package(ZLIB REQUIRED)
 torch_test(data/idx_dataset_test LIBS ZLIB::ZLIB)
 torch_test(lr/ada_scale_situations_test 1 2 3)

@@ -36,18 +36,19 @@ std::vector<std::string> divide(const Handle& handle) {
   return parts;
 }
 
-std::string name_of(const ObjectOptions& options, std::string_view kind) {
-  return torch_detail::given_or_counted_blocking(options.name, kind, options.process_set.id());
+torch_detail::BlockingCallName name_of(const ObjectOptions& options, std::string_view kind) {
+  return {options.name, kind, options.process_set.id()};
 }
 
 }  // namespace
 
 std::string broadcast_bytes(const std::string& bytes, const ObjectOptions& options) {
   const torch_detail::PlainMode plain;
-  const std::string name = name_of(options, "broadcast_bytes");
+  const torch_detail::BlockingCallName name = name_of(options, "broadcast_bytes");
   const auto send = [&](at::Tensor& tensor, const char* part) {
-    broadcast_(tensor,
-               {.name = name + part, .root = options.root, .process_set = options.process_set});
+    broadcast_(
+        tensor,
+        {.name = name.get() + part, .root = options.root, .process_set = options.process_set});
   };
   at::Tensor size = at::empty({1}, at::kLong);
   *size.mutable_data_ptr<int64_t>() = static_cast<int64_t>(bytes.size());
@@ -60,15 +61,17 @@ std::string broadcast_bytes(const std::string& bytes, const ObjectOptions& optio
 
 std::vector<std::string> allgather_bytes(const std::string& bytes, const ObjectOptions& options) {
   const torch_detail::PlainMode plain;
-  return divide(allgather_async(to_tensor(bytes), {.name = name_of(options, "allgather_bytes"),
-                                                   .process_set = options.process_set}));
+  const torch_detail::BlockingCallName name = name_of(options, "allgather_bytes");
+  return divide(
+      allgather_async(to_tensor(bytes), {.name = name.get(), .process_set = options.process_set}));
 }
 
 std::vector<std::string> gather_bytes(const std::string& bytes, const ObjectOptions& options) {
   const torch_detail::PlainMode plain;
-  const Handle handle = gather_async(to_tensor(bytes), {.name = name_of(options, "gather_bytes"),
-                                                        .root = options.root,
-                                                        .process_set = options.process_set});
+  const torch_detail::BlockingCallName name = name_of(options, "gather_bytes");
+  const Handle handle =
+      gather_async(to_tensor(bytes),
+                   {.name = name.get(), .root = options.root, .process_set = options.process_set});
   handle.wait();
   return rank() == options.root ? divide(handle) : std::vector<std::string>();
 }
@@ -76,7 +79,8 @@ std::vector<std::string> gather_bytes(const std::string& bytes, const ObjectOpti
 std::string scatter_bytes(const std::vector<std::string>& parts, const ObjectOptions& options) {
   const torch_detail::PlainMode plain;
   const ProcessSet& set = options.process_set;
-  ScatterOptions call{.name = name_of(options, "scatter_bytes"), .root = options.root};
+  const torch_detail::BlockingCallName name = name_of(options, "scatter_bytes");
+  ScatterOptions call{.name = name.get(), .root = options.root};
   call.process_set = set;
   if (rank() != options.root) return to_text(scatter(to_tensor({}), call));
   if (std::ssize(parts) != set.size()) {

@@ -42,25 +42,14 @@ std::string given_or(const std::string& given, std::string_view kind, const Coun
   return concat(kind, ".noname.", count());
 }
 
-std::string given_or_counted_of(const std::string& given, std::string_view kind, uint32_t set,
-                                uint64_t numbers) {
-  std::string name =
-      given_or(given, kind, [&] { return ops::call_counts().next(kind, set, numbers); });
+}  // namespace
+
+std::string given_or_counted(const std::string& given, std::string_view kind, uint32_t set) {
+  std::string name = given_or(given, kind, [&] { return ops::call_counts().next(kind, set); });
   // The numbers begin again: what the call does under its name must not meet that of an older one.
   if (given.empty() && names_in_flight().has_counted())
     names_in_flight().wait_until_free(set, name);
   return name;
-}
-
-}  // namespace
-
-std::string given_or_counted(const std::string& given, std::string_view kind, uint32_t set) {
-  return given_or_counted_of(given, kind, set, ops::CallCounts::kNumbers);
-}
-
-std::string given_or_counted_blocking(const std::string& given, std::string_view kind,
-                                      uint32_t set) {
-  return given_or_counted_of(given, kind, set, ops::CallCounts::kNumbersOfBlocking);
 }
 
 std::string given_or_counted_object(const std::string& given, std::string_view kind, uint32_t set) {
@@ -97,6 +86,13 @@ NameTurn::~NameTurn() {
     if (++queue->second.serving == queue->second.next_turn) turns().queues.erase(queue);
   }
   turns().moved.notify_all();
+}
+
+BlockingCallName::BlockingCallName(const std::string& given, std::string_view kind, uint32_t set)
+    : name_(given_or(given, kind, [&] {
+        return ops::call_counts().next(kind, set, ops::CallCounts::kNumbersOfBlocking);
+      })) {
+  if (given.empty()) turn_.emplace(name_, set);
 }
 
 }  // namespace horon::torch_detail

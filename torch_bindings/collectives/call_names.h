@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,9 +15,6 @@ namespace horon::torch_detail {
 // set, anew in each session and after each join(): the ranks that have joined may have missed
 // calls. Any thread.
 std::string given_or_counted(const std::string& given, std::string_view kind, uint32_t set);
-// The same for a kind whose calls return when they have ended.
-std::string given_or_counted_blocking(const std::string& given, std::string_view kind,
-                                      uint32_t set);
 
 // The same for an object that keeps its name, also after a join(): no object gets the name of
 // another one. Counted in the order in which the ranks ask for it, the same on all of them.
@@ -46,6 +44,19 @@ class NameTurn {
 
  private:
   const std::string key_;
+};
+
+// The name of a call that returns when it has ended: as given_or_counted(), but with few numbers,
+// since a thread makes one such call at a time. While this lives a counted name is the call's
+// alone: that of another thread which gets the same one waits in here.
+class BlockingCallName {
+ public:
+  BlockingCallName(const std::string& given, std::string_view kind, uint32_t set);
+  const std::string& get() const { return name_; }
+
+ private:
+  const std::string name_;
+  std::optional<NameTurn> turn_;
 };
 
 }  // namespace horon::torch_detail

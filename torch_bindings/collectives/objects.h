@@ -154,8 +154,9 @@ template <class T>
 T broadcast_object(const T& value, const ObjectOptions& options = {}) {
   namespace detail = torch_detail;
   const ProcessSet& set = options.process_set;
+  const detail::BlockingCallName name(options.name, "broadcast_object", set.id());
   ObjectOptions named = options;
-  named.name = detail::given_or_counted_blocking(options.name, "broadcast_object", set.id());
+  named.name = name.get();
   if (rank() == options.root) {
     const auto write = [&] { return detail::write_object(value); };
     // The size is the first thing that the others wait for.
@@ -172,8 +173,9 @@ std::vector<T> allgather_object(const T& value, const ObjectOptions& options = {
   static_assert(!torch_detail::IsModule<T>::value, "gather a module's tensors instead");
   namespace detail = torch_detail;
   const ProcessSet& set = options.process_set;
+  const detail::BlockingCallName name(options.name, "allgather_object", set.id());
   ObjectOptions named = options;
-  named.name = detail::given_or_counted_blocking(options.name, "allgather_object", set.id());
+  named.name = name.get();
   const auto write = [&] { return detail::write_object(value); };
   return detail::read_objects<T>(
       named.name, set, allgather_bytes(detail::write_or_refuse(named.name, set, write), named),
@@ -186,8 +188,9 @@ std::vector<T> gather_object(const T& value, const ObjectOptions& options = {}) 
   static_assert(!torch_detail::IsModule<T>::value, "gather a module's tensors instead");
   namespace detail = torch_detail;
   const ProcessSet& set = options.process_set;
+  const detail::BlockingCallName name(options.name, "gather_object", set.id());
   ObjectOptions named = options;
-  named.name = detail::given_or_counted_blocking(options.name, "gather_object", set.id());
+  named.name = name.get();
   const auto write = [&] { return detail::write_object(value); };
   return detail::read_objects<T>(
       named.name, set, gather_bytes(detail::write_or_refuse(named.name, set, write), named), value);
@@ -201,8 +204,9 @@ T scatter_object(const std::vector<T>& values, const ObjectOptions& options = {}
   static_assert(!torch_detail::IsModule<T>::value, "scatter a module's tensors instead");
   namespace detail = torch_detail;
   const ProcessSet& set = options.process_set;
+  const detail::BlockingCallName name(options.name, "scatter_object", set.id());
   ObjectOptions named = options;
-  named.name = detail::given_or_counted_blocking(options.name, "scatter_object", set.id());
+  named.name = name.get();
   std::vector<std::string> parts;
   if (rank() == options.root) {
     const auto write_all = [&] {

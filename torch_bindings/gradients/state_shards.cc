@@ -28,8 +28,10 @@ using core::concat;
 using StateMap =
     std::remove_reference_t<decltype(std::declval<::torch::optim::Optimizer&>().state())>;
 
-// All of one length, so that owners that send in turns keep a network busy both ways.
-constexpr int64_t kParcelBytes = 2 << 20;
+// All of one length, so that owners that send in turns keep a network busy both ways; and not too
+// many, since each has a name.
+constexpr int64_t kParcelBytesMin = 1 << 20;
+constexpr int64_t kParcelsOfAStep = 256;
 // Each may take a buffer, and the memory that is saved should stay saved.
 constexpr size_t kParcelsInFlight = 8;
 
@@ -225,13 +227,17 @@ void StateShards::agree() const {
 
 std::vector<StateShards::Parcel> StateShards::parcels() const {
   std::vector<std::vector<at::Tensor>> moved(ranks_.size());  // by the member that owns them
+  int64_t bytes = 0;
   for (const Item& item : items_) {
-    if (item.parameter.grad().defined()) moved[member_of(item.owner)].push_back(item.parameter);
+    if (!item.parameter.grad().defined()) continue;
+    moved[member_of(item.owner)].push_back(item.parameter);
+    bytes += bytes_of(item.parameter);
   }
+  const int64_t length = std::max(kParcelBytesMin, bytes / kParcelsOfAStep);
   std::vector<std::vector<Parcel>> of_members(ranks_.size());
   for (size_t member = 0; member < ranks_.size(); ++member) {
     const int owner = ranks_[member];
-    for (std::vector<at::Tensor>& parcel : in_parcels_of(kParcelBytes, moved[member])) {
+    for (std::vector<at::Tensor>& parcel : in_parcels_of(length, moved[member])) {
       const size_t number = of_members[member].size();
       of_members[member].push_back(
           {owner, concat(name_, ".parameters.", owner, ".", number), std::move(parcel)});

@@ -137,7 +137,8 @@ Decisions::Decisions(std::string_view kind, std::string name, AgreeOn how, Proce
       options_(concat("agree_on ", name_of(how), ", ", options)) {}
 
 AgreedDecision Decisions::agree(const OwnDecision& own) {
-  const std::string call = given_or_counted_blocking(name_, kind_, set_.id());
+  const BlockingCallName name(name_, kind_, set_.id());
+  const std::string& call = name.get();
   const uint64_t joins = is_initialized() ? ops::call_counts().times_forgotten(set_.id()) : 0;
   const Said mine{{.step = own.step,
                    .count = own.count,

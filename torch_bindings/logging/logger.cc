@@ -182,7 +182,8 @@ std::string Logger::message(int64_t step) {
 
 LogRecord Logger::flush(int64_t step) {
   const ProcessSet& set = options_.process_set;
-  const std::string call = torch_detail::given_or_counted_blocking(options_.name, "log", set.id());
+  const torch_detail::BlockingCallName name(options_.name, "log", set.id());
+  const std::string& call = name.get();
   std::string own;
   try {
     own = message(step);

@@ -157,8 +157,8 @@ void StepTimer::end_step() {
 StepTimes StepTimer::gather() {
   const ProcessSet& set = options_.process_set;
   // Before the times are taken: a call that is refused leaves them to the next one.
-  const std::string call =
-      torch_detail::given_or_counted_blocking(options_.name, "step_times", set.id());
+  const torch_detail::BlockingCallName name(options_.name, "step_times", set.id());
+  const std::string& call = name.get();
   const SentTimes own{std::exchange(steps_, 0), std::exchange(total_, {})};
   const std::string bytes(reinterpret_cast<const char*>(&own), sizeof(own));
   const std::vector<std::string> all = allgather_bytes(bytes, {.name = call, .process_set = set});

@@ -113,8 +113,7 @@ at::Tensor result_of(PendingCollective& pending) {
 class Call {
  public:
   Call(const std::vector<MetricSync::Named>& metrics, bool with_lists, const MetricOptions& options)
-      : name_(torch_detail::given_or_counted_blocking(options.name, "metrics",
-                                                      options.process_set.id())),
+      : call_name_(options.name, "metrics", options.process_set.id()),
         with_lists_(with_lists),
         options_(options),
         remark_(remark_of(metrics)) {}
@@ -126,7 +125,7 @@ class Call {
     try {
       return work();
     } catch (...) {
-      torch_detail::refuse_calls({name_, lists_name()}, options_.process_set, text_of_failure());
+      torch_detail::refuse_calls({name(), lists_name()}, options_.process_set, text_of_failure());
     }
   }
 
@@ -144,8 +143,8 @@ class Call {
     }
   }
 
-  const std::string& name() const { return name_; }
-  std::string lists_name() const { return concat(name_, ".lists"); }
+  const std::string& name() const { return call_name_.get(); }
+  std::string lists_name() const { return concat(name(), ".lists"); }
 
   std::shared_ptr<PendingCollective> start(CollectiveKind kind, std::string name,
                                            const at::Tensor& flat) const {
@@ -167,8 +166,8 @@ class Call {
   std::string text_of_faults(bool mine) const {
     const ProcessSet& set = options_.process_set;
     try {
-      const std::vector<std::string> all =
-          allgather_bytes(mine ? "1" : "0", {.name = concat(name_, ".faults"), .process_set = set});
+      const std::vector<std::string> all = allgather_bytes(
+          mine ? "1" : "0", {.name = concat(name(), ".faults"), .process_set = set});
       const std::vector<int> ranks = set.ranks();
       std::vector<int> at_fault;
       for (size_t i = 0; i < all.size(); ++i) {
@@ -183,10 +182,10 @@ class Call {
  private:
   // Within a catch block.
   std::string text_of_failure() const {
-    return concat("\"", name_, "\": ", core::current_error().what());
+    return concat("\"", name(), "\": ", core::current_error().what());
   }
 
-  const std::string name_;
+  const torch_detail::BlockingCallName call_name_;
   const bool with_lists_;
   const MetricOptions& options_;
   const std::string remark_;

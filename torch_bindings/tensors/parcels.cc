@@ -21,10 +21,11 @@ class Filling {
  public:
   explicit Filling(int64_t bytes) : bytes_(bytes) {}
 
-  // What still fits into the parcel that takes the next tensor of this kind. All, if it is empty.
+  // Bytes that still fit into the parcel that takes the next tensor of this kind. Negative: it
+  // takes no more, not even a tensor of 0 bytes.
   int64_t room_for(const at::Tensor& tensor) {
     const Open& open = open_for(tensor);
-    return parcels_[open.parcel].size() == kTensors ? 0 : bytes_ - open.bytes;
+    return parcels_[open.parcel].size() == kTensors ? -1 : bytes_ - open.bytes;
   }
   bool is_empty_for(const at::Tensor& tensor) { return parcels_[open_for(tensor).parcel].empty(); }
   void put(at::Tensor tensor) {
@@ -79,7 +80,7 @@ Parcels in_parcels_of(int64_t bytes, const std::vector<at::Tensor>& tensors) {
     const int64_t row_bytes = bytes_of(tensor) / rows;
     for (int64_t begin = 0, end = 0; begin < rows; begin = end) {
       const int64_t room = filling.room_for(tensor);
-      const int64_t fit = row_bytes > 0 ? room / row_bytes : room > 0 ? rows : 0;
+      const int64_t fit = room < 0 ? 0 : row_bytes > 0 ? room / row_bytes : rows;
       end = std::min(rows, begin + std::max<int64_t>(fit, 1));
       // What little is left of a parcel isn't worth a cut.
       const bool is_cut = begin > 0 || end < rows;

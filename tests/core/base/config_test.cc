@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
 
 namespace horon::core {
 namespace {
@@ -14,6 +15,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 using ::testing::UnorderedElementsAre;
 using Variables = std::map<std::string, std::string>;
 
@@ -151,9 +153,16 @@ TEST(Config, UnknownVariableNamesTheNearestKnob) {
   EXPECT_THAT(refusal({{"HORON_STALL", "1"}}), HasSubstr("did you mean HORON_STALL_"));
   EXPECT_THAT(refusal({{"HORON_TIMELINE_FILE", "x"}}), HasSubstr("did you mean HORON_TIMELINE?"));
   EXPECT_THAT(refusal({}, {{"HORON_ROOT", "/opt"}}), HasSubstr("is no knob"));
+  for (const char* of_horovod : {"FUSION_THRESHOLD", "HIERARCHICAL_ALLREDUCE",
+                                 "STALL_CHECK_TIME_SECONDS", "TIMELINE_MARK_CYCLES"}) {
+    EXPECT_THAT(refusal({{concat("HORON_", of_horovod), "1"}}), HasSubstr("is no knob"));
+  }
 }
 
 TEST(Config, VariablesOfOthersEndNoJob) {
+  EXPECT_THAT(
+      parse({{"HORON_PYTHON_EXECUTABLE", "python3"}, {"HORON_PORT_80_TCP_ADDR", "::1"}}).unknown(),
+      SizeIs(2));
   EXPECT_THAT(parse({{"HORON_ROOT", "/opt/horon"}, {"HORON_VERSION", "1"}}).unknown(), IsEmpty());
   EXPECT_THAT(
       parse({{"HORON_SERVICE_HOST", "10.0.0.1"}, {"HORON_PORT", "tcp://10.0.0.1"}}).unknown(),

@@ -176,6 +176,23 @@ TEST(RepeatedCalls, ThatBlockNeedFewNames) {
   EXPECT_EQ(name_of_refused(), first);
 }
 
+TEST(RepeatedCalls, ThatBlockMayComeOnMoreThreadsThanThereAreNames) {
+  constexpr int kThreads = 3 * static_cast<int>(ops::CallCounts::kNumbersOfBlocking) / 2;
+  std::vector<std::thread> threads;
+  std::vector<std::string> errors(kThreads);
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&error = errors[static_cast<size_t>(i)]] {
+      error = test::error_of([] {
+        for (int call = 0; call < 8; ++call) {
+          EXPECT_EQ(allgather_object(int64_t{rank()}).size(), static_cast<size_t>(size()));
+        }
+      });
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& error : errors) EXPECT_EQ(error, "no error");
+}
+
 TEST(RepeatedCalls, SparseOnesWithoutNamesMayBeMoreThanThereAreNumbers) {
   if (rank() == size() - 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
   std::vector<SparseHandle> handles;

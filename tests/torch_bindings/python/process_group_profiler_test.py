@@ -1,5 +1,7 @@
 """What torch.profiler shows of the calls of a group."""
 
+import contextlib
+import datetime
 import time
 
 import pytest
@@ -92,6 +94,38 @@ def test_a_profiler_may_end_before_a_call(rank, size):
             dist.broadcast(x, 0)
         assert len(events_of(first, "all_reduce")) == 20
         assert not events_of(second, "all_reduce") and len(events_of(second, "broadcast")) == 1
+
+
+def test_who_polls_may_hold_the_gil(size):
+    """A thread that looks for the end of a call wants nothing of Python's then."""
+    x = torch.ones(10)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), profile():
+        for _ in range(300):
+            work = dist.all_reduce(x, async_op=True)
+            while not work.is_completed():
+                pass
+    assert work.is_success()
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+def test_a_message_has_its_time_from_the_wait_on(rank, size, profiled):
+    """Its future too, which nobody has asked for before."""
+    if size == 1:
+        pytest.skip("no messages")
+    group = dist.new_group(timeout=datetime.timedelta(seconds=1))
+    x = torch.ones(1)
+    with profile() if profiled else contextlib.nullcontext():
+        if rank == 0:
+            work = dist.irecv(x, 1, group)
+            time.sleep(1.5)
+            future = work.get_future()
+            dist.barrier()
+            future.wait()
+        else:
+            dist.barrier()
+            if rank == 1:
+                dist.send(x, 0, group)
+    dist.destroy_process_group(group)
 
 
 def test_ddp_shows_its_buckets(size):

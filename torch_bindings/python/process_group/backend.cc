@@ -64,10 +64,11 @@ void HoronBackend::leave() noexcept {
 WorkPtr HoronBackend::work(const std::shared_ptr<Operation>& operation,
                            const std::shared_ptr<CompletionThreads>& threads,
                            std::optional<int> source) {
+  const bool is_profiled = operation->is_profiled();  // before others can end it
   late_results_->add(operation);
   auto work = c10::make_intrusive<OperationWork>(getRank(), order_.count(), operation, threads,
                                                  late_results_, source);
-  if (operation->is_profiled()) (void)work->getFuture();
+  if (is_profiled) work->watch();
   return work;
 }
 

@@ -39,7 +39,11 @@ bool OperationWork::wait(std::chrono::milliseconds timeout) {
 
 Future OperationWork::getFuture() {
   const std::lock_guard lock(future_mutex_);
-  if (future_ != nullptr) return future_;
+  if (future_ == nullptr) future_ = make_future();
+  return future_;
+}
+
+Future OperationWork::make_future() const {
   std::vector<c10::Device> devices;  // in whose streams a reader waits
   if (!operation_->device().is_cpu()) devices.push_back(operation_->device());
   auto future = c10::make_intrusive<c10::ivalue::Future>(
@@ -50,8 +54,7 @@ Future OperationWork::getFuture() {
   } else {
     threads_->add(operation_, future);  // if that fails there is no future that never ends
   }
-  future_ = std::move(future);
-  return future_;
+  return future;
 }
 
 }  // namespace horon::python::process_group

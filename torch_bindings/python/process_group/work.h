@@ -34,9 +34,13 @@ class OperationWork final : public ::c10d::Work {
   // kNoTimeout: that of the call, else of the group. Throws Error.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   Future getFuture() override;
+  // Some thread waits for the end of the operation from now on, whether or not somebody else does.
+  void watch() const { (void)make_future(); }
   uint64_t getSequencenumber() const override { return number_; }
 
  private:
+  Future make_future() const;
+
   const uint64_t number_;
   const std::shared_ptr<Operation> operation_;
   const std::shared_ptr<CompletionThreads> threads_;

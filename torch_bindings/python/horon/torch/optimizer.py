@@ -264,8 +264,8 @@ def _refuse_those_of_ddp(named):
         if native.is_reduced_by_ddp(parameter):
             raise ValueError(
                 f"parameter \"{name}\" belongs to a DistributedDataParallel, which reduces its "
-                "gradient too, and then the sums are wrong: give DistributedOptimizer the plain "
-                "module, or DistributedDataParallel a plain optimizer")
+                "gradient too, and then the sums are wrong: train the module without that wrapper "
+                "(if it was one, delete it first), or leave DistributedOptimizer out")
 
 
 class _Hooks(OrderedDict):
