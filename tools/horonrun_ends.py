@@ -10,14 +10,20 @@ import threading
 # mpirun frames what it says in lines of dashes.
 FRAME = re.compile(rb"-{60,}")
 NOTICE_LINES_MAX = 40
+# How what Ends.takes() begins.
+BEGIN_OF_NOTICE = re.compile(
+    rb"Primary job +terminated normally, but|\S+ (noticed that process rank|"
+    rb"detected that one or more processes|has exited due to process rank)")
 # What it says when a rank has failed, and which rank it was; and that it has ended the others.
 FAILED_RANK = re.compile(rb"noticed that process rank (\d+) with PID|"
                          rb"The first process to do so was:\s+Process name: \[.*,(\d+)\]")
 HAS_ABORTED = re.compile(rb"Primary job +terminated normally, but")
 WITHOUT_FINALIZE = re.compile(
     rb"has exited due to process rank (\d+) with PID \d+ on\s+node (\S+) exiting improperly")
-# With which mpirun ends the ranks that are left; of the first one it says so.
+# With which mpirun ends the ranks that are left; of the first one it says so. A rank that first
+# saves what it has, or is a shell, may exit with 128 and the signal.
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
+END = re.compile(rb"([^\x1e]*) (\d{1,5})")  # host and wait status, in a record of horonrun_rank
 # No last words: what stands behind them, and what a program says at its begin.
 NO_WORDS = re.compile(rb"\s*|frame #\d+: .*|Exception raised from .*\(most recent call first\):|"
                       rb"\[\S+:\d+\] .*|horon \[\d+\] info: .*", re.DOTALL)
@@ -37,10 +43,14 @@ class Ends:
         self.without_finalize = {}  # the host by rank
 
     def add(self, rank, text):
-        """text: of the record of horonrun_rank"""
-        host, _, status = text.rpartition(b" ")
-        self.ended[int(rank)] = (os.fsdecode(host), int(status))
+        """text: of the record of horonrun_rank. Returns whether it is whole: on the way from
+        another host it may be damaged."""
+        end = END.fullmatch(text)
+        if not end or not has_ended(int(end[2])):
+            return False
+        self.ended[int(rank)] = (os.fsdecode(end[1]), int(end[2]))
         self.have_begun.set()
+        return True
 
     def add_line(self, rank, stream, text):
         text = text[:BYTES_KEPT]
@@ -83,8 +93,8 @@ class Ends:
 
     def failed_ranks(self):
         """The first one first, and without those that mpirun has ended."""
-        ranks = [rank for rank, (_, status) in list(self.ended.items()) if rank == self.first or
-                 not (os.WIFSIGNALED(status) and os.WTERMSIG(status) in ENDING_SIGNALS)]
+        ranks = [rank for rank, (_, status) in list(self.ended.items())
+                 if rank == self.first or signal_of(status) not in ENDING_SIGNALS]
         ranks += [rank for rank in self.without_finalize if rank not in ranks]
         return sorted(ranks, key=lambda rank: rank != self.first)
 
@@ -110,6 +120,15 @@ class Ends:
         return ", ".join(f"{as_ranges(of_host)} on {host}" for host, of_host in hosts.items())
 
 
+def has_ended(status):
+    return os.WIFEXITED(status) or (os.WIFSIGNALED(status) and os.WTERMSIG(status) < signal.NSIG)
+
+
+def signal_of(status):
+    """That has ended a rank, or of which its exit code tells."""
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status) - 128
+
+
 def as_ranges(ranks):
     """Such as "ranks 0-2, 5"."""
     ranges = []
@@ -123,7 +142,8 @@ def as_ranges(ranks):
 
 
 class Notices:
-    """Finds what mpirun says in frames, in the lines of one of its outputs."""
+    """Finds what mpirun says in frames, in the lines of one of its outputs. A line of dashes may
+    stand alone, as in what ssh says: only a line that mpirun begins with makes it a frame."""
 
     def __init__(self, ends):
         self.ends = ends
@@ -132,6 +152,8 @@ class Notices:
     def shown(self, line):
         """The lines that are to be shown now."""
         is_frame = FRAME.fullmatch(line)
+        if len(self.begun) == 1 and not BEGIN_OF_NOTICE.match(line):
+            return self.rest() + self.shown(line)
         if not self.begun and not is_frame:
             return [line]
         self.begun.append(line)

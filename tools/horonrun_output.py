@@ -14,22 +14,17 @@ import time
 from horonrun_ends import Notices
 
 # Of horonrun_rank, which explains it.
-RECORD = re.compile(rb"\x1e([oeOEpfqgx])(\d+) (.*)", re.DOTALL)
+RECORD = re.compile(rb"\x1e([oeOEpfqgx])(\d{1,9}) (.*)", re.DOTALL)
 END_OF_RANK = b"x"
 STREAM_OF_RETURN = {b"p": b"o", b"f": b"e"}  # of a text that a carriage return ends
 STREAM_OF_PROMPT = {b"q": b"o", b"g": b"e"}  # of one that is to be seen before it ends
-
-
-def tell(text):
-    with contextlib.suppress(OSError):
-        os.write(2, os.fsencode(f"horonrun: {text}\n"))
 
 
 class Screen:
     """Where one or both of the outputs are shown."""
 
     def __init__(self):
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal, or a loss, may have to be told while it is held
         self.unended = None  # (output, rank) of the prompt that was written last, with no line end
 
 
@@ -41,10 +36,6 @@ class Output:
         self.name = name
         self.screen = screen or Screen()
         self.has_lost = False
-
-    def write(self, data):
-        with self.screen.lock:
-            self.write_all(data)
 
     def write_lines(self, lines):
         """lines: (rank, or None if it is to stand as it is; text; its end, or nothing)"""
@@ -71,6 +62,13 @@ class Output:
             if not self.has_lost:
                 self.has_lost = True
                 tell(f"output is being lost: can't write to {self.name}: {error.strerror}")
+
+
+ERRORS = Output(2, "stderr")
+
+
+def tell(text):
+    ERRORS.write_lines([(None, os.fsencode(f"horonrun: {text}"), b"\n")])
 
 
 def is_one_terminal(*descriptors):
@@ -110,8 +108,8 @@ class LineCopy(threading.Thread):
             return self.of_mpirun(self.notices.shown(line))
         letter, rank, text = record.groups()
         if letter == END_OF_RANK:
-            self.ends.add(rank, text)
-            return []
+            return [] if self.ends.add(rank, text) else self.of_mpirun(
+                self.notices.shown(line))
         stream = STREAM_OF_PROMPT.get(letter) or STREAM_OF_RETURN.get(letter, letter.lower())
         self.begun.setdefault((stream, rank), []).append(text)
         if letter.isupper():
@@ -160,12 +158,10 @@ class Copies:
         self.copies = []
 
     def start(self, job):
-        screen = Screen()
-        out = Output(1, "stdout", screen)
-        errors = Output(2, "stderr", screen if is_one_terminal(1, 2) else None)
-        outputs = {b"o": out, b"e": errors}
-        for source, output in ((job.stdout.fileno(), out), (job.stderr.fileno(), errors),
-                               (self.pipe, errors)):
+        out = Output(1, "stdout", ERRORS.screen if is_one_terminal(1, 2) else None)
+        outputs = {b"o": out, b"e": ERRORS}
+        for source, output in ((job.stdout.fileno(), out), (job.stderr.fileno(), ERRORS),
+                               (self.pipe, ERRORS)):
             self.copies.append(LineCopy(source, output, outputs, self.ends))
             self.copies[-1].start()
 

@@ -4,14 +4,19 @@
 usage: horonrun_ends_test.py HORONRUN
 """
 
+import contextlib
 import os
 import pathlib
+import pty
+import runpy
 import shlex
 import subprocess
 import sys
 import tempfile
 import time
+import types
 import unittest
+import unittest.mock
 
 HORONRUN = sys.argv.pop(1) if len(sys.argv) > 1 else "tools/horonrun"
 CLEAN = {name: value for name, value in os.environ.items()
@@ -116,6 +121,25 @@ class WordsOfMpirun(unittest.TestCase):
                    "memory)")
         self.check(killed)  # as after MPI_Abort
 
+    def test_ranks_that_save_before_they_end_have_not_failed(self):
+        saved = (128 + SIGTERM) << 8
+        self.check(ended(0, "h1", saved) + ended(1, "h1", 3 << 8) + ended(2, "h1", saved) +
+                   ended(3, "h1", (128 + SIGKILL) << 8) + notice(EXITED.format(1)),
+                   "rank 1 on h1 ended with exit code 3")
+        self.check(ended(0, "h1", saved) + ended(1, "h1", saved) + notice(EXITED.format(1)),
+                   "rank 1 on h1 ended with exit code 143")
+        self.check(ended(0, "h1", (128 + 6) << 8), "rank 0 on h1 ended with exit code 134")
+
+    def test_damaged_records_are_shown(self):
+        whole = ended(2, "h2", 3 << 8)
+        for damaged in ("\x1ex3 h1\x1eo4 hello\n", "\x1ex3 h1\x1eo4 256\n", "\x1ex3 h1\n",
+                        "\x1ex3 h1 \n", "\x1ex3 h1 -1\n", "\x1ex3 h1 127\n", "\x1ex3 h1 70\n",
+                        f"\x1ex3 h1 {'1' * 5000}\n", f"\x1ex{'1' * 5000} h1 256\n"):
+            told, code = self.run_with("\x1ee0 a\n" + damaged + "\x1ee0 b\n" + whole)
+            self.assertEqual(told, f"[0] a\n{damaged}[0] b\nhoronrun: rank 2 on h2 ended with exit "
+                             "code 3\nhoronrun: the job has failed with exit code 1\n")
+            self.assertEqual(code, 1)
+
     def test_ranks_that_failed_alike_share_a_line(self):
         words = "".join(f"\x1ee{rank} lost\n" for rank in range(5))
         ends = "".join(ended(rank, f"h{rank // 3}", 1 << 8) for rank in (0, 2, 1, 4, 3))
@@ -162,6 +186,20 @@ class WordsOfMpirun(unittest.TestCase):
             shown = words.replace(ended(2, "h2", 1 << 8), "")
             self.assertEqual(told, shown + "horonrun: the job has failed with exit code 1\n")
 
+    def test_a_line_of_dashes_that_stands_alone(self):
+        """As in what ssh says. It holds back nothing, and the frames of mpirun stay pairs."""
+        banner = f"{FRAME}\nWelcome\n{FRAME}\n{FRAME}\n"
+        lost = notice("A daemon is lost.")
+        told, _ = self.run_with(banner + ended(2, "h2", 1 << 8) + notice(ABORTED) + lost +
+                                notice(EXITED.format(2)) + FRAME + "\n")
+        self.assertEqual(told, f"{banner}{lost}{FRAME}\n"
+                         "horonrun: rank 2 on h2 ended with exit code 1\n"
+                         "horonrun: the job has failed with exit code 1\n")
+        notices = runpy.run_path(HORONRUN + "_ends.py")["Notices"](ends=None)
+        frame = FRAME.encode()
+        self.assertEqual([notices.shown(line) for line in (frame, b"Welcome", b"to h2")],
+                         [[], [frame, b"Welcome"], [b"to h2"]])
+
     def test_an_mpirun_that_does_not_end(self):
         """As it may where ranks fail while others are being started."""
         begin = time.monotonic()
@@ -176,6 +214,65 @@ class WordsOfMpirun(unittest.TestCase):
         told, code = self.run_with(ended(2, "h2", 3 << 8), last="sleep 14")
         self.assertNotIn("killed", told)
         self.assertEqual(code, 1)
+
+
+class AnMpirunWithoutRanks(unittest.TestCase):
+    """Stand-ins for what horonrun sees of it, each second."""
+
+    def times_killed(self, *looks):
+        """looks: whether there are no ranks, or an error, or where mpirun is from now on"""
+        watch = runpy.run_path(HORONRUN)["FailureWatch"](
+            types.SimpleNamespace(pid=os.getpid()),
+            types.SimpleNamespace(have_begun=types.SimpleNamespace(wait=lambda: None)))
+        left = iter(looks)
+
+        def has_no_ranks():
+            look = next(left)
+            if isinstance(look, OSError):
+                raise look
+            if isinstance(look, pathlib.Path):
+                watch.folder, look = look, True
+            return look
+
+        watch.has_no_ranks = has_no_ranks
+        watch.kill = unittest.mock.Mock()
+        with unittest.mock.patch("time.sleep"):
+            watch.run()
+        self.assertEqual(list(left), [])
+        return watch.kill.call_count
+
+    def test_it_is_killed(self):
+        self.assertEqual(self.times_killed(*[True] * 10), 1)
+        self.assertEqual(self.times_killed(True, False, *[True] * 10), 1)
+
+    def test_a_thread_of_it_that_ends_just_then(self):
+        self.assertEqual(self.times_killed(True, FileNotFoundError(), *[True] * 9), 1)
+
+    def test_it_has_ended(self):
+        self.assertEqual(self.times_killed(True, pathlib.Path("/none")), 0)
+
+
+class AtATerminal(unittest.TestCase):
+    def seen(self, script):
+        ours, theirs = pty.openpty()
+        with subprocess.Popen([sys.executable, HORONRUN, "-np", "2", "sh", "-c", script],
+                              stdin=theirs, stdout=theirs, stderr=theirs, env=CLEAN):
+            os.close(theirs)
+            text = b""
+            with contextlib.suppress(OSError):  # when all have closed it
+                while data := os.read(ours, 4096):
+                    text += data
+        os.close(ours)
+        return text.decode().replace("\r\n", "\n")
+
+    def test_a_prompt_stands_on_a_line_of_its_own(self):
+        ask = "if [ $OMPI_COMM_WORLD_RANK = 0 ]; then printf 'Name: '; read x; fi; "
+        self.assertEqual(self.seen(ask + "sleep 1; exit 3"),
+                         f"[0] Name: \nhoronrun: rank 1 on {HOST} ended with exit code 3\n"
+                         "horonrun: the job has failed with exit code 3\n")
+        # With nothing better to tell, mpirun's own words come.
+        told = self.seen(ask + "sleep 1; kill -KILL $PPID; sleep 1000")
+        self.assertEqual(told.split("\n")[:2], ["[0] Name: ", FRAME])
 
 
 class RanksOfAnotherHost(unittest.TestCase):

@@ -191,12 +191,15 @@ class Package(unittest.TestCase):
         for name, value, expected in (
                 ("CUDA", "MAYBE", "ON, OFF or AUTO"), ("TORCH_CUDA", "12", "ON, OFF or AUTO"),
                 ("IMAGES", "jpeg", "ON, OFF or AUTO"), ("PYTHON_PACKAGE", "3", "ON, OFF or AUTO"),
-                ("SANITIZE", "adress", "address,undefined or thread")):
+                ("SANITIZE", "adress", "address,undefined or thread, or nothing"),
+                ("SANITIZE", "thread,address", "address,undefined or thread, or nothing")):
             code, told = self.configure_horon(f"misspelt_{name}", f"-DHORON_{name}={value}")
             self.assertNotEqual(code, 0, told)
             self.assertIn(f"HORON_{name}={value}: give {expected}", told)
-        code, told = self.configure_horon("lower_case", "-DHORON_CUDA=auto", "-DHORON_TORCH=OFF")
-        self.assertEqual(code, 0, told)
+        for sanitizers in ("undefined,thread", "thread,undefined", "undefined,address,leak", "off"):
+            code, told = self.configure_horon("lower_case", "-DHORON_CUDA=auto",
+                                              "-DHORON_TORCH=OFF", f"-DHORON_SANITIZE={sanitizers}")
+            self.assertEqual(code, 0, told)
 
     @unittest.skipUnless(TORCH_ROOT, "this build has no LibTorch")
     def test_a_python_without_torch_is_named(self):

@@ -27,8 +27,15 @@ foreach(name HORON_CUDA HORON_TORCH_CUDA HORON_IMAGES HORON_PYTHON_PACKAGE)
     set(${name} OFF)
   endif()
 endforeach()
-if(NOT HORON_SANITIZE MATCHES "^((address|leak|thread|undefined)(,(address|leak|undefined))*)?$")
-  message(FATAL_ERROR "HORON_SANITIZE=${HORON_SANITIZE}: give address,undefined or thread")
+if(NOT HORON_SANITIZE)
+  set(HORON_SANITIZE "")
+endif()
+# What compilers take: ThreadSanitizer goes with no other but undefined.
+set(checks "(address|leak|undefined)")
+if(NOT HORON_SANITIZE MATCHES
+   "^(|thread|thread,undefined|undefined,thread|${checks}(,${checks})*)$")
+  message(FATAL_ERROR
+          "HORON_SANITIZE=${HORON_SANITIZE}: give address,undefined or thread, or nothing")
 endif()
 
 # What one checkout has compiled, another one in any folder finds in the cache.

@@ -19,7 +19,8 @@ TEST(NearestName, CountsLettersAddedDroppedAndChanged) {
 
 TEST(NearestName, WhatMayBeMeant) {
   constexpr std::array<std::string_view, 2> names = {"timeline", "log"};
-  for (const char* typed : {"timelne", "tmeline", "logs", "tim", "timeline_file", "no_timeline", ""}) {
+  for (const char* typed :
+       {"timelne", "tmeline", "logs", "tim", "timeline_file", "no_timeline", ""}) {
     EXPECT_TRUE(may_mean_one_of(typed, names)) << typed;
   }
   for (const char* typed : {"root", "map", "service_host"}) {
