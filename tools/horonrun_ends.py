@@ -10,7 +10,7 @@ import threading
 # mpirun frames what it says in lines of dashes.
 FRAME = re.compile(rb"-{60,}")
 NOTICE_LINES_MAX = 40
-# How what Ends.takes() begins.
+# How the notices begin that Ends.takes().
 BEGIN_OF_NOTICE = re.compile(
     rb"Primary job +terminated normally, but|\S+ (noticed that process rank|"
     rb"detected that one or more processes|has exited due to process rank)")
