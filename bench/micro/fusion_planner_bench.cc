@@ -12,9 +12,12 @@ namespace {
 using namespace horon;
 using namespace horon::core;
 
-ClosedEntry make_entry(int number, DataType dtype) {
+enum class Mix : uint8_t { Alike, TwoTypes, Unlike };
+
+ClosedEntry make_entry(int number, Mix mix) {
   EntrySpec spec;
-  spec.dtype = dtype;
+  if (mix == Mix::TwoTypes && number % 2 == 1) spec.dtype = DataType::BFloat16;
+  if (mix == Mix::Unlike) spec.prescale = number;
   spec.parts = {{"", {64, 64}}};
   ClosedEntry entry;
   entry.name = "layer" + std::to_string(number);
@@ -22,12 +25,9 @@ ClosedEntry make_entry(int number, DataType dtype) {
   return entry;
 }
 
-// `mixed`: every second entry has another type, so the planner must skip it.
-void plan(benchmark::State& state, bool mixed) {
+void plan(benchmark::State& state, Mix mix) {
   std::vector<ClosedEntry> entries;
-  for (int i = 0; i < state.range(0); ++i) {
-    entries.push_back(make_entry(i, mixed && i % 2 == 1 ? DataType::BFloat16 : DataType::Float32));
-  }
+  for (int i = 0; i < state.range(0); ++i) entries.push_back(make_entry(i, mix));
   constexpr int64_t bytes_max = 1 << 20;  // 64 such entries
   for (auto _ : state) {
     FusionPlanner planner(bytes_max, 256 << 10);
@@ -36,7 +36,8 @@ void plan(benchmark::State& state, bool mixed) {
   }
   state.SetItemsProcessed(state.iterations() * state.range(0));
 }
-BENCHMARK_CAPTURE(plan, alike, false)->Arg(8)->Arg(64)->Arg(400)->Arg(4000);
-BENCHMARK_CAPTURE(plan, mixed, true)->Arg(8)->Arg(64)->Arg(400)->Arg(4000);
+BENCHMARK_CAPTURE(plan, alike, Mix::Alike)->Arg(8)->Arg(64)->Arg(400)->Arg(4000);
+BENCHMARK_CAPTURE(plan, mixed, Mix::TwoTypes)->Arg(8)->Arg(64)->Arg(400)->Arg(4000);
+BENCHMARK_CAPTURE(plan, unlike, Mix::Unlike)->Arg(8)->Arg(64)->Arg(400)->Arg(4000);
 
 }  // namespace

@@ -76,6 +76,10 @@ struct EntrySpec {
   // Reducescatter: rows that each member gets, in the order of members. Empty: equal shares, and
   // the first members get one row more if they do not divide evenly.
   std::vector<int64_t> splits;
+  // Reducescatter: all parts are divided as one tensor would be. They lie one behind the other in
+  // one stretch of memory, and `splits` counts its elements. (Of a gradient bucket, in which a
+  // member gets whole parts.)
+  bool as_one = false;
   std::vector<TensorPart> parts;
 
   bool operator==(const EntrySpec&) const = default;

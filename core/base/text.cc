@@ -1,5 +1,6 @@
 #include "horon/core/base/text.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -44,6 +45,12 @@ std::string bytes_text(uint64_t bytes) {
   TextStream out;
   out << std::setprecision(4) << value << ' ' << units.at(unit);
   return out.str();
+}
+
+std::string one_field(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return c == '\t' || c == '\n'; }, ' ');
+  return text;
 }
 
 uint64_t hash_of(std::string_view text) {

@@ -106,7 +106,11 @@ BlockLayout make_block_layout(const EntrySpec& spec, std::span<const int64_t> ex
   const Extents said(spec, extents, ranks);
   const auto root = static_cast<size_t>(index_of(spec.root, ranks));
   BlockLayout layout;
-  for (size_t part = 0; part < spec.parts.size(); ++part) {
+  if (spec.as_one) {
+    layout.in = {spec.splits};
+    layout.out = {{spec.splits[static_cast<size_t>(me)]}};
+  }
+  for (size_t part = 0; part < spec.parts.size() && !spec.as_one; ++part) {
     const int64_t row = row_elements(spec.parts[part].shape);
     PartRows rows = rows_of_part(spec, said, part, static_cast<size_t>(me), root, ranks.size());
     for (int64_t& block : rows.in) block *= row;

@@ -226,7 +226,7 @@ void RunningBatch::place_blocks() {
   for (const std::vector<int64_t>& part : blocks.out) {
     entry.received.insert(entry.received.end(), part.begin(), part.end());
   }
-  if (direct_ && entry.mine && spec_.parts.size() == 1) {
+  if (direct_ && entry.mine && blocks.in.size() == 1) {
     batch_.input = entry.memory.front().input;
     if (place_apart(entry)) return;
     batch_.output = blocks.out_total > 0 ? allocate_output(entry, 0, blocks.out_total) : nullptr;

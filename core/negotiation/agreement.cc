@@ -39,6 +39,9 @@ std::string capture_text(const EntrySpec& s, Where) { return s.captured ? "graph
 std::string splits_text(const EntrySpec& s, Where) {
   return s.splits.empty() ? "even" : shape_text(s.splits);
 }
+std::string division_text(const EntrySpec& s, Where) {
+  return s.as_one ? "of all as one" : "of each";
+}
 std::string parts_text(const EntrySpec& s, Where) { return concat(s.parts.size()); }
 std::string name_text(const EntrySpec& s, Where at) { return s.parts.at(at.part).name; }
 
@@ -77,7 +80,7 @@ struct Field {
   std::string (*text)(const EntrySpec&, Where at);
 };
 
-constexpr std::array<Field, 11> entry_fields = {{{"collective", kind_text},
+constexpr std::array<Field, 12> entry_fields = {{{"collective", kind_text},
                                                  {"dtype", dtype_text},
                                                  {"device", device_text},
                                                  {"reduce op", op_text},
@@ -87,6 +90,7 @@ constexpr std::array<Field, 11> entry_fields = {{{"collective", kind_text},
                                                  {"compression", compression_text},
                                                  {"piece bytes", pieces_text},
                                                  {"capture", capture_text},
+                                                 {"division", division_text},
                                                  {"number of tensors", parts_text}}};
 constexpr Field call_field = {"call", remark_text};
 constexpr std::array<Field, 3> part_fields = {
@@ -130,8 +134,8 @@ bool agree(const EntrySpec& a, const EntrySpec& b) {
   if (a.kind != b.kind || a.dtype != b.dtype || a.reduce_op != b.reduce_op ||
       a.device != b.device || a.root != b.root || !same_real(a.prescale, b.prescale) ||
       !same_real(a.postscale, b.postscale) || a.compression != b.compression ||
-      a.piece_bytes != b.piece_bytes || a.captured != b.captured || a.splits != b.splits ||
-      a.parts.size() != b.parts.size()) {
+      a.piece_bytes != b.piece_bytes || a.captured != b.captured || a.as_one != b.as_one ||
+      a.splits != b.splits || a.parts.size() != b.parts.size()) {
     return false;
   }
   for (size_t i = 0; i < a.parts.size(); ++i) {

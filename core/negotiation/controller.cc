@@ -71,11 +71,15 @@ void Controller::submit(Request request) {
     return;
   }
   if (!member_.has_unserved()) last_progress_ = now_;
+  const std::string sought = sought_.empty() ? "" : request.name;
   member_.submit(std::move(request), effects_);
+  if (!sought.empty()) answer_seekers(sought);
 }
 
 void Controller::refuse(const std::string& name, const std::string& text) {
-  if (!fatal_) member_.refuse(name, text);
+  if (fatal_) return;
+  member_.refuse(name, text);
+  answer_seekers(name);
 }
 
 void Controller::join(Ticket ticket) {
@@ -92,6 +96,10 @@ void Controller::shutdown() {
   if (fatal_) return;
   if (!member_.has_unserved()) last_progress_ = now_;
   member_.shutdown();
+  for (const auto& [name, seekers] : sought_) {
+    for (const int seeker : seekers) outbox_.to_one(seeker, Found{name, true});
+  }
+  sought_.clear();
 }
 
 void Controller::leave() {
@@ -127,6 +135,8 @@ void Controller::take_item(int from, const Item& item, uint64_t applied) {
                    if (coordinator_ != nullptr && !ended_) ask_everybody(from);
                  },
                  [](const Pong&) {},  // receive() has noted the answer
+                 [&](const Seek& seek) { take_seek(from, seek.name); },
+                 [&](const Found& found) { effects_.found.push_back(found); },
                  [&](const Stall& stall) { stall_text_ = stall.text; },
                  [&](const Abort& abort) {
                    // The sender may have died before it had told everybody. The coordinator passes
@@ -199,6 +209,31 @@ void Controller::end(const Error& error) {
   member_.fail_all(error, effects_);
 }
 
+void Controller::seek(const std::string& name) {
+  if (fatal_) return;
+  for (int peer = 0; peer < options_.size; ++peer) {
+    if (peer != options_.rank) outbox_.to_one(peer, Seek{name});
+  }
+}
+
+void Controller::expect_found(int change) {
+  if (expected_ == 0) last_progress_ = now_;
+  expected_ += change;
+}
+
+void Controller::take_seek(int from, const std::string& name) {
+  if (member_.has_said(name)) return outbox_.to_one(from, Found{name});
+  if (member_.leaving()) return outbox_.to_one(from, Found{name, true});
+  sought_[name].insert(from);
+}
+
+void Controller::answer_seekers(const std::string& name) {
+  const auto sought = sought_.find(name);
+  if (sought == sought_.end() || !member_.has_said(name)) return;
+  for (const int seeker : sought->second) outbox_.to_one(seeker, Found{name});
+  sought_.erase(sought);
+}
+
 void Controller::ask(int peer) {
   if (liveness_.suspect(peer, now_)) outbox_.to_one(peer, Ping{++ping_number_});
 }
@@ -237,7 +272,8 @@ void Controller::set_time(Nanos now) {
 void Controller::tick(Nanos now) {
   set_time(now);
   if (fatal_ || ended_) return;
-  const bool waiting = member_.has_unserved() || member_.batches_running() > 0 || awaits_end();
+  const bool waiting =
+      member_.has_unserved() || member_.batches_running() > 0 || expected_ > 0 || awaits_end();
   if (waiting && now - last_progress_ >= options_.ask_after) {
     coordinator_ == nullptr ? ask(kCoordinatorRank) : ask_everybody(options_.rank);
   }
@@ -338,7 +374,7 @@ Statistics Controller::statistics() const {
 
 bool Controller::at_rest() const {
   return !member_.has_unserved() && member_.batches_running() == 0 && !member_.waits_for_room() &&
-         (coordinator_ == nullptr || coordinator_->at_rest());
+         expected_ == 0 && (coordinator_ == nullptr || coordinator_->at_rest());
 }
 
 }  // namespace horon::core

@@ -7,8 +7,10 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -68,6 +70,11 @@ class Controller {
   void batch_finished(bool was_enqueued = false);
   // Asks all other members whether they are there: one that did not know of the set learns of it.
   void greet();
+  // Asks all other members for an entry of this name: Effects::found tells which name one of them
+  // has, now or when it submits it, or that it has left. In a set of two it is the other one.
+  void seek(const std::string& name);
+  // So many more, or less, wait for such answers: meanwhile this member is not at rest.
+  void expect_found(int change);
   // Ends the set with this error, here and on every member.
   void fail(const Error& error);
   // The time of all events until the next call. A gap of more than 3 s means that this process
@@ -117,6 +124,8 @@ class Controller {
   std::string due_warning();
   void tell_what_is_missing();
   void renew_stall_text();
+  void take_seek(int from, const std::string& name);
+  void answer_seekers(const std::string& name);
   void ask(int peer);
   void ask_everybody(int but);
   void forgive(Nanos gap);
@@ -139,7 +148,9 @@ class Controller {
   Effects effects_;
   std::optional<Error> fatal_;
   bool ended_ = false;
-  bool patient_ = false;  // leave() was called: does not wait for Bye
+  bool patient_ = false;                         // leave() was called: does not wait for Bye
+  std::map<std::string, std::set<int>> sought_;  // names that others seek, and who does
+  int expected_ = 0;                             // see expect_found()
   Nanos now_ = 0;
   bool clock_is_set_ = false;
   Nanos last_progress_ = 0;  // a record was applied, or a submission came while none was pending

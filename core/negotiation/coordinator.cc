@@ -17,6 +17,12 @@ namespace {
   throw Error(ErrorCode::Internal, concat("member ", from, " broke the control protocol: ", what));
 }
 
+// The error of the rank itself names the tensor too.
+std::string without_name(const std::string& refusal, const std::string& name) {
+  const std::string start = concat("tensor \"", name, "\": ");
+  return refusal.starts_with(start) ? refusal.substr(start.size()) : refusal;
+}
+
 }  // namespace
 
 Coordinator::Coordinator(const Options& options)
@@ -246,7 +252,7 @@ std::optional<Fail> Coordinator::verdict(const Entry& entry) const {
       if (entry.votes[member].kind != Vote::Kind::Refused) continue;
       return Fail{entry.name, ErrorCode::InvalidArgument,
                   concat("tensor \"", entry.name, "\" was refused on rank ", options_.ranks[member],
-                         ": ", entry.votes[member].refusal)};
+                         ": ", without_name(entry.votes[member].refusal, entry.name))};
     }
   }
   if (entry.disagree) return Fail{entry.name, ErrorCode::Mismatch, mismatch_text(entry)};

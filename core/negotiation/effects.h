@@ -52,6 +52,7 @@ struct Effects {
   std::vector<Outgoing> messages;
   std::vector<StartBatch> starts;
   std::vector<Finished> finished;
+  std::vector<Found> found;           // answers to Controller::seek()
   std::vector<std::string> warnings;  // lines for people
   std::optional<Error> fatal;         // the job is over: end every handle with this
   bool bye = false;                   // every member has shut down: stop
@@ -63,6 +64,7 @@ struct Effects {
     messages.clear();
     starts.clear();
     finished.clear();
+    found.clear();
     warnings.clear();
     fatal.reset();
     bye = false;

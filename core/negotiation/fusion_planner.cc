@@ -1,5 +1,9 @@
 #include "horon/core/negotiation/fusion_planner.h"
 
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <iterator>
 #include <utility>
 
 #include "horon/core/base/same_real.h"
@@ -22,40 +26,71 @@ bool same_collective(const EntrySpec& a, const EntrySpec& b) {
   return a.kind == b.kind && a.dtype == b.dtype && a.reduce_op == b.reduce_op &&
          a.device == b.device && a.root == b.root && same_real(a.prescale, b.prescale) &&
          same_real(a.postscale, b.postscale) && a.compression == b.compression &&
-         a.piece_bytes == b.piece_bytes && a.captured == b.captured && a.splits == b.splits;
+         a.piece_bytes == b.piece_bytes && a.captured == b.captured && a.splits == b.splits &&
+         a.as_one == b.as_one;
+}
+
+bool FusionPlanner::Key::operator==(const Key& other) const {
+  return same_collective(*spec, *other.spec) && joined == other.joined;
+}
+
+// Of what may differ between many entries. NaN is equal to NaN whatever its bits are.
+size_t FusionPlanner::KeyHash::operator()(const Key& key) const {
+  size_t hash = 0;
+  const auto mix = [&hash](auto value) {
+    hash = (hash ^ std::hash<decltype(value)>()(value)) * 0x9e3779b97f4a7c15;
+    hash ^= hash >> 32;
+  };
+  const EntrySpec& spec = *key.spec;
+  mix(static_cast<int>(spec.kind));
+  mix(static_cast<int>(spec.dtype));
+  mix(spec.root);
+  mix(spec.piece_bytes);
+  for (const double scale : {spec.prescale, spec.postscale}) mix(std::isnan(scale) ? 0.0 : scale);
+  for (const int member : key.joined) mix(member);
+  return hash;
 }
 
 void FusionPlanner::add(ClosedEntry entry) {
   const int64_t bytes = byte_count(*entry.spec);
   ready_bytes_ += bytes;
+  if (!may_fuse(*entry.spec, bytes, alone_bytes_)) {
+    waiting_.push_back({std::move(entry), bytes});
+    return;
+  }
+  Alike& alike = alike_.try_emplace({entry.spec, entry.joined}, Alike{{}, bytes}).first->second;
+  alike.bytes_min = std::min(alike.bytes_min, bytes);
   waiting_.push_back({std::move(entry), bytes});
+  alike.entries.push_back(std::prev(waiting_.end()));
 }
 
 std::vector<ClosedEntry> FusionPlanner::take_batch() {
   std::vector<ClosedEntry> batch;
-  Waiting first = std::move(waiting_.front());
-  waiting_.pop_front();
-  ready_bytes_ -= first.bytes;
-  const bool alone = !may_fuse(*first.entry.spec, first.bytes, alone_bytes_);
-  int64_t bytes = first.bytes;
-  batch.push_back(std::move(first.entry));
-  if (alone) return batch;
-
-  std::deque<Waiting> skipped;
-  for (Waiting& next : waiting_) {
-    const bool fits = may_fuse(*next.entry.spec, next.bytes, alone_bytes_) &&
-                      bytes + next.bytes <= bytes_max_ &&
-                      same_collective(*batch.front().spec, *next.entry.spec) &&
-                      batch.front().joined == next.entry.joined;
-    if (!fits) {
-      skipped.push_back(std::move(next));
+  int64_t bytes = 0;
+  const auto take = [&](WaitingIterator at) {
+    bytes += at->bytes;
+    ready_bytes_ -= at->bytes;
+    batch.push_back(std::move(at->entry));
+    waiting_.erase(at);
+  };
+  const Waiting& first = waiting_.front();
+  if (!may_fuse(*first.entry.spec, first.bytes, alone_bytes_)) {
+    take(waiting_.begin());
+    return batch;
+  }
+  const auto found = alike_.find({first.entry.spec, first.entry.joined});
+  auto& [entries, bytes_min] = found->second;
+  take(entries.front());
+  entries.pop_front();
+  for (auto next = entries.begin(); next != entries.end() && bytes + bytes_min <= bytes_max_;) {
+    if (bytes + (*next)->bytes > bytes_max_) {
+      ++next;
       continue;
     }
-    bytes += next.bytes;
-    ready_bytes_ -= next.bytes;
-    batch.push_back(std::move(next.entry));
+    take(*next);
+    next = entries.erase(next);
   }
-  waiting_ = std::move(skipped);
+  if (entries.empty()) alike_.erase(found);
   return batch;
 }
 

@@ -8,9 +8,11 @@
 // fusion buffer costs more than a start of its own. One for blocks of int8 runs alone too.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "horon/core/negotiation/protocol.h"
@@ -51,10 +53,28 @@ class FusionPlanner {
     ClosedEntry entry;
     int64_t bytes;
   };
+  using WaitingIterator = std::list<Waiting>::iterator;
+  // What entries that may run together have in common.
+  struct Key {
+    SpecPtr spec;
+    std::vector<int> joined;
+    bool operator==(const Key& other) const;
+  };
+  struct KeyHash {
+    size_t operator()(const Key& key) const;
+  };
+  // Those of them that wait, in the order in which they closed.
+  struct Alike {
+    std::list<WaitingIterator> entries;
+    int64_t bytes_min;  // none has fewer
+  };
 
   const int64_t bytes_max_;
   const int64_t alone_bytes_;
-  std::deque<Waiting> waiting_;
+  std::list<Waiting> waiting_;
+  // A batch looks at those like its first entry only, or the time for thousands of entries that are
+  // all unlike would grow with the square of their number.
+  std::unordered_map<Key, Alike, KeyHash> alike_;
   int64_t ready_bytes_ = 0;
 };
 

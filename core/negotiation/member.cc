@@ -91,6 +91,11 @@ void Member::refuse(const std::string& name, const std::string& text) {
   vote(name, Vote{true, text, {}});
 }
 
+bool Member::has_said(const std::string& name) {
+  const FrozenEntries::Entry* const frozen = frozen_.find(name);
+  return unserved_.contains(name) || (frozen != nullptr && frozen->filled);
+}
+
 void Member::join(Ticket ticket, Effects& effects) {
   if (leaving_ || join_ticket_) {
     effects.finished.push_back(

@@ -72,6 +72,8 @@ class Member {
   // Ends everything that is unserved with this error.
   void fail_all(const Error& error, Effects& effects);
 
+  // There is a submission or a refusal under this name, and no record or Go has ended it yet.
+  bool has_said(const std::string& name);
   // A submission or a join() of this rank has no result yet.
   bool has_unserved() const {
     return !unserved_.empty() || frozen_.filled() > 0 || join_ticket_.has_value();

@@ -2,9 +2,9 @@
 //
 // Members send Ready, Refused, Join, Shutdown, Drained and Deviate up to the coordinator of their
 // set. The coordinator appends records (Plan, Fail, Unused, Joined, Bye, Freeze, Thaw) to the set's
-// log, which every member applies in order. Ping, Pong, Stall and Abort stand outside the log, and
-// so does RingItem: where a set spans several hosts, the first member of each says Filled, and the
-// coordinator answers with the Go and markers for that host's ring.
+// log, which every member applies in order. Ping, Pong, Stall, Abort, Seek and Found stand outside
+// the log, and so does RingItem: where a set spans several hosts, the first member of each says
+// Filled, and the coordinator answers with the Go and markers for that host's ring.
 #pragma once
 
 #include <cstddef>
@@ -129,8 +129,18 @@ struct Abort {
   std::string text;
 };
 
+// A member asks another one: "tell me when you have an entry of this name that is unserved".
+struct Seek {
+  std::string name;
+};
+// The answer, at once or when it is submitted.
+struct Found {
+  std::string name;
+  bool gone = false;  // there is none, and none comes: the member has shut down
+};
+
 using Item = std::variant<Ready, Refused, Join, Shutdown, Ping, Pong, Plan, Fail, Unused, Joined,
-                          Bye, Stall, Abort, Drained, Freeze, Thaw, Deviate, RingItem>;
+                          Bye, Stall, Abort, Drained, Freeze, Thaw, Deviate, RingItem, Seek, Found>;
 
 // Whether it is a record of the log.
 inline bool is_record(const Item& item) {

@@ -11,7 +11,7 @@ namespace horon::core {
 namespace {
 
 // Changes with every change of the format, so that two builds never misread each other.
-constexpr uint8_t kFormatVersion = 6;
+constexpr uint8_t kFormatVersion = 7;
 
 class Writer {
  public:
@@ -67,6 +67,7 @@ class Writer {
     number(static_cast<uint64_t>(spec->piece_bytes));
     byte(spec->captured ? 1 : 0);
     numbers(spec->splits);
+    byte(spec->as_one ? 1 : 0);
     number(spec->parts.size());
     for (const TensorPart& part : spec->parts) {
       text(part.name);
@@ -181,6 +182,7 @@ class Reader {
     if (spec->piece_bytes < 0) bad("the length of a piece is too large");
     spec->captured = enumerator<int>(2) == 1;
     spec->splits = numbers<int64_t>();
+    spec->as_one = enumerator<int>(2) == 1;
     spec->parts.resize(count(2));
     for (TensorPart& part : spec->parts) {
       part.name = text();
@@ -266,6 +268,11 @@ struct WriteItem {
   void operator()(const Thaw& item) const { out.numbers(item.places); }
   void operator()(const Deviate& item) const { out.number(item.place); }
   void operator()(const RingItem& item) const { out.number(pack(item)); }
+  void operator()(const Seek& item) const { out.text(item.name); }
+  void operator()(const Found& item) const {
+    out.text(item.name);
+    out.byte(item.gone ? 1 : 0);
+  }
 };
 
 constexpr int kErrorCodes = static_cast<int>(ErrorCode::Internal) + 1;
@@ -300,10 +307,8 @@ Item read_item(Reader& in) {
   switch (in.byte()) {
     case 0:
       return read_ready(in);
-    case 1: {
-      std::string name = in.text();
-      return Refused{std::move(name), in.text()};
-    }
+    case 1:
+      return Refused{in.text(), in.text()};
     case 2:
       return Join{};
     case 3:
@@ -343,6 +348,10 @@ Item read_item(Reader& in) {
       return Deviate{in.number32()};
     case 17:
       return unpack(in.number());
+    case 18:
+      return Seek{in.text()};
+    case 19:
+      return Found{in.text(), in.enumerator<int>(2) == 1};
     default:
       Reader::bad("an item has an unknown kind");
   }

@@ -60,6 +60,22 @@ class Runtime::Impl {
     return handle;
   }
 
+  std::shared_ptr<HandleState> submit(std::shared_ptr<OpenReceive> receive, Submission submission) {
+    refuse_if_banned(submission.name);
+    const std::string name = submission.name;
+    for (size_t source = 0; source < receive->sources(); ++source) {
+      receive->aim(source, name, submission);
+      const std::string fault = find_fault(submission);
+      if (fault.empty()) continue;
+      throw Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": ", fault));
+    }
+    submission.handle = std::make_shared<HandleState>(seat_);
+    std::shared_ptr<HandleState> handle = submission.handle;
+    door_.queue.push_quietly(OpenCall{std::move(receive), std::move(submission)});
+    if (!step_in_submit_ || !seat_->step_now()) door_.queue.announce();
+    return handle;
+  }
+
   std::shared_ptr<HandleState> run(Submission submission) {
     std::shared_ptr<HandleState> handle = push(std::move(submission));
     drive(*handle, LoopSeat::kNever);
@@ -74,9 +90,7 @@ class Runtime::Impl {
 
   std::shared_ptr<HandleState> push(Submission submission) {
     refuse_if_banned(submission.name);
-    const Facts set = facts_of(submission.set);
-    const std::string fault =
-        find_fault(submission, topology_.rank, set->ranks, set->devices, *set->runnable);
+    const std::string fault = find_fault(submission);
     if (!fault.empty()) {
       const std::string text = concat("tensor \"", submission.name, "\": ", fault);
       refuse(submission.name, text, submission.set);
@@ -212,6 +226,11 @@ class Runtime::Impl {
  private:
   using Facts = std::shared_ptr<const SetFacts>;
 
+  std::string find_fault(const Submission& submission) const {
+    const Facts set = facts_of(submission.set);
+    return core::find_fault(submission, topology_.rank, set->ranks, set->devices, *set->runnable);
+  }
+
   // This thread steps the loop, or hands it a call, or is in line for that.
   bool is_within() const noexcept {
     return seat_->held_by_this_thread() || door_.queue.held_by_this_thread();
@@ -283,6 +302,10 @@ Runtime::~Runtime() {
 
 std::shared_ptr<HandleState> Runtime::submit(Submission submission) {
   return impl_->submit(std::move(submission));
+}
+std::shared_ptr<HandleState> Runtime::submit(std::shared_ptr<OpenReceive> receive,
+                                             Submission submission) {
+  return impl_->submit(std::move(receive), std::move(submission));
 }
 std::shared_ptr<HandleState> Runtime::run(Submission submission) {
   return impl_->run(std::move(submission));

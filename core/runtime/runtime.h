@@ -13,6 +13,7 @@
 #include "horon/core/base/statistics.h"
 #include "horon/core/bootstrap/topology.h"
 #include "horon/core/execution/piece_sizes.h"
+#include "horon/core/runtime/open_receive.h"
 #include "horon/core/runtime/rank_devices.h"
 #include "horon/core/runtime/seat_visitor.h"
 #include "horon/core/runtime/set_resources.h"
@@ -63,6 +64,10 @@ class Runtime {
   // InvalidArgument, NotInitialized (after shutdown), or the error that ended the job. What the
   // loop finds out, such as DuplicateName, is the error of the handle.
   std::shared_ptr<HandleState> submit(Submission submission);
+
+  // The same for a message from any of some ranks. The submission lacks what the receive puts in
+  // when it knows whose message it is; its name is for people.
+  std::shared_ptr<HandleState> submit(std::shared_ptr<OpenReceive> receive, Submission submission);
 
   // submit() and a wait until it has finished, on this thread if no other one drives the loop
   // already.

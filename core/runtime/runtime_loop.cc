@@ -57,6 +57,7 @@ bool RuntimeLoop::try_turn() {
   if (shut_down_) leave_world();
   look_around(now, /*in_haste=*/news);
   news = decide() || news;
+  if (!open_.idle()) news = settle_open_receives(now) || news;
   record_statistics(now);
   if (fatal_now_) {
     end_all(*door_.fatal);  // the controllers have told the other ranks
@@ -126,6 +127,10 @@ void RuntimeLoop::take_call(Call& call) {
                  [&](Refusal& refusal) {
                    SetRunner* const runner = runner_for_call(refusal.set);
                    if (runner != nullptr) runner->refuse(refusal);
+                   open_.renew(refusal.set);
+                 },
+                 [&](OpenCall& open) {
+                   open_.add(std::move(open.receive), std::move(open.submission), busy_.time());
                  },
                  [&](JoinCall& join) {
                    const auto runner = runners_.find(join.set);
@@ -136,6 +141,7 @@ void RuntimeLoop::take_call(Call& call) {
                  [&](RemoveSetCall& remove) { take(remove); },
                  [&](ShutdownCall&) {
                    shut_down_ = true;
+                   open_.finish_all(*door_.shut_down);
                    for (auto& [id, runner] : runners_) {
                      if (id != kWorldSet) runner->shut_down();
                    }
@@ -150,15 +156,17 @@ Error RuntimeLoop::removed(uint32_t set) {
 }
 
 void RuntimeLoop::take(Submission&& submission) {
-  SetRunner* const runner = runner_for_call(submission.set);
-  if (runner == nullptr || removals_.contains(submission.set)) {
+  const uint32_t set = submission.set;
+  SetRunner* const runner = runner_for_call(set);
+  if (runner == nullptr || removals_.contains(set)) {
     // First what needs memory: a submission that is not taken ends with the job.
-    const Error error = shut_down_ ? *door_.shut_down : removed(submission.set);
+    const Error error = shut_down_ ? *door_.shut_down : removed(set);
     std::shared_ptr<HandleState> handle = std::move(submission.handle);
     reaper_->add(std::move(submission));
     return finish(handle, error);
   }
   runner->take(std::move(submission));
+  open_.renew(set);
 }
 
 SetRunner* RuntimeLoop::find_runner(uint32_t set) {
@@ -269,6 +277,7 @@ void RuntimeLoop::add_runner(uint32_t id, const std::vector<int>& ranks, SetReso
   parts.reaper = reaper_;
   parts.statistics = &door_.statistics;
   parts.busy = &busy_;
+  parts.open = &open_;
   parts.take_messages = [this] {
     (void)take_messages();
     return error_of_any_set();
@@ -312,40 +321,6 @@ bool RuntimeLoop::take_messages() {
 
 bool RuntimeLoop::was_removed(uint32_t set) const {
   return set < kFirstNumberedSet ? set <= newest_set_ : removed_.contains(set);
-}
-
-void RuntimeLoop::note_stalls() {
-  std::string text;
-  for (const auto& [id, runner] : runners_) {
-    if (runner->stall_text().empty()) continue;
-    const bool needs_number = id != kWorldSet && !is_pair_set(id);  // a pair's entries name ranks
-    text += concat(text.empty() ? "" : "; ", needs_number ? concat(set_text(id), ": ") : "",
-                   runner->stall_text());
-  }
-  if (text == door_.stall_report) return;  // only this thread writes it
-  const std::lock_guard lock(door_.mutex);
-  door_.stall_report = std::move(text);
-}
-
-void RuntimeLoop::record_statistics(Nanos now) {
-  if (!records(timeline_)) return;
-  // A new file has all of them, also those that do not change any more.
-  const uint64_t file = timeline_->file_number();
-  const bool is_new_file = file != recorded_file_;
-  recorded_file_ = file;
-  if (is_new_file) recorded_ = {};
-  if (!is_new_file && now < next_record_) return;
-  constexpr Nanos second = 1'000'000'000;
-  next_record_ = now + second;
-  record_statistics();
-}
-
-void RuntimeLoop::record_statistics() {
-  const Statistics before = std::exchange(recorded_, door_.statistics.read());
-  const auto now = Timeline::Clock::now();
-  for (const auto& [name, field] : kStatisticNames) {
-    if (recorded_.*field != before.*field) timeline_->counter(name, now, recorded_.*field);
-  }
 }
 
 bool RuntimeLoop::all_over() const {

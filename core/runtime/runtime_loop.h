@@ -19,6 +19,7 @@
 #include "horon/core/runtime/abort_sender.h"
 #include "horon/core/runtime/busy_runners.h"
 #include "horon/core/runtime/look_round.h"
+#include "horon/core/runtime/open_receives.h"
 #include "horon/core/runtime/pacer.h"
 #include "horon/core/runtime/set_runner.h"
 #include "horon/core/runtime/shared_statistics.h"
@@ -130,6 +131,8 @@ class RuntimeLoop {
   void take_from_unknown_set(uint32_t set, std::span<const std::byte> bytes);
   // By which a set has failed, if one has; that of the world first.
   std::optional<Error> error_of_any_set() const;
+  // Starts receives from any rank that have found their message; tells of those that wait long.
+  bool settle_open_receives(Nanos now);
   // Makes the report of all sets anew.
   void note_stalls();
   // Into the timeline, once a second: the statistics that have changed.
@@ -175,6 +178,8 @@ class RuntimeLoop {
   RuntimeDoor& door_;
   BusyRunners busy_;
   std::map<uint32_t, std::unique_ptr<SetRunner>> runners_;
+  OpenReceives open_{config_, topology_.rank, reaper_,
+                     [this](uint32_t set) { return runner_for_call(set); }};
   size_t coordinated_ = 0;  // sets that this rank coordinates
   LookRound round_;
   uint32_t looked_at_ = kWorldSet;  // the latest set that had its turn in look_around()

@@ -144,6 +144,7 @@ void RuntimeLoop::end_all(const Error& error) noexcept {
     for (auto& handle : waiting) finish(handle, error);
   }
   removals_.clear();
+  open_.finish_all(error);
   finish_calls(error);
   // Tell the peers first: an abort here (of NCCL) may wait until the peers abort too.
   attempt([&] { flush_messages(); });
@@ -161,6 +162,11 @@ void RuntimeLoop::finish_calls(const Error& error) noexcept {
                      [&](Submission& submission) {
                        std::shared_ptr<HandleState> handle = std::move(submission.handle);
                        reaper_->add(std::move(submission));
+                       finish(handle, error);
+                     },
+                     [&](OpenCall& open) {
+                       std::shared_ptr<HandleState> handle = std::move(open.submission.handle);
+                       reaper_->add(std::move(open.submission));
                        finish(handle, error);
                      },
                      [](Refusal&) {},

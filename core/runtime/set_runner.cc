@@ -8,6 +8,7 @@
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
 #include "horon/core/negotiation/gate.h"
+#include "horon/core/runtime/open_receives.h"
 #include "horon/core/runtime/pair_sets.h"
 #include "horon/core/runtime/reaper.h"
 #include "horon/core/runtime/shared_statistics.h"
@@ -120,6 +121,16 @@ void SetRunner::greet() {
   controller_.greet();
 }
 
+void SetRunner::seek(const std::string& name) {
+  stir();
+  controller_.seek(name);
+}
+
+void SetRunner::expect_found(int change) {
+  stir();
+  controller_.expect_found(change);
+}
+
 void SetRunner::fail(const Error& error) {
   stir();
   controller_.fail(error);
@@ -181,7 +192,9 @@ bool SetRunner::work() {
 
 bool SetRunner::apply(Effects& effects, std::vector<Outgoing>& outbox) {
   const bool any = !effects.messages.empty() || !effects.starts.empty() ||
-                   !effects.finished.empty() || effects.fatal || effects.bye;
+                   !effects.finished.empty() || !effects.found.empty() || effects.fatal ||
+                   effects.bye;
+  for (const Found& found : effects.found) parts_.open->note(parts_.id, found);
   for (const std::string& line : effects.warnings) log(LogLevel::Warn, line);
   for (Outgoing& message : effects.messages) {
     message.to = parts_.ranks[static_cast<size_t>(message.to)];

@@ -20,6 +20,7 @@
 
 namespace horon::core {
 
+class OpenReceives;
 class Reaper;
 class SharedStatistics;
 class Timeline;
@@ -37,6 +38,7 @@ class SetRunner {
     Reaper* reaper = nullptr;                // outlives the runner
     SharedStatistics* statistics = nullptr;  // outlives the runner
     BusyRunners* busy = nullptr;             // outlives the runner
+    OpenReceives* open = nullptr;            // hears what seek() has found; outlives the runner
     // Takes the messages that have come, for this set and for others. Returns the error by which
     // any of them has failed.
     std::function<std::optional<Error>()> take_messages;
@@ -61,6 +63,9 @@ class SetRunner {
   void shut_down();
   void leave();
   void greet();
+  // See Controller.
+  void seek(const std::string& name);
+  void expect_found(int change);
   void receive(int from_rank, std::span<const std::byte> bytes);
   void fail(const Error& error);
 

@@ -46,11 +46,14 @@ std::string fault_of_spec(const EntrySpec& spec, std::span<const int> ranks) {
     const auto negative = std::find_if(part.shape.begin(), part.shape.end(),
                                        [](int64_t extent) { return extent < 0; });
     if (negative != part.shape.end()) return concat("negative extent in ", shape_text(part.shape));
-    if (moves_blocks(spec.kind) && part.shape.empty()) {
+    if (moves_blocks(spec.kind) && part.shape.empty() && !spec.as_one) {
       return concat(to_string(spec.kind), " needs tensors of at least one dimension");
     }
   }
   if (!countable(spec)) return "its shapes have more bytes than 64 bits can count";
+  if (spec.as_one && spec.kind != CollectiveKind::Reducescatter) {
+    return concat("tensors are divided as one by reducescatter, not by ", to_string(spec.kind));
+  }
   return "";
 }
 
@@ -98,6 +101,12 @@ std::string fault_of_output_blocks(const Submission& submission, int rank, size_
 std::string fault_of_rows(const Submission& submission, int rank, std::span<const int> ranks) {
   const EntrySpec& spec = *submission.spec;
   const size_t members = ranks.size();
+  if (spec.as_one) {
+    if (submission.allocate_output == nullptr || submission.memory.size() != 1) {
+      return "it needs one piece of memory for all tensors and an allocator for the result";
+    }
+    return fault_of_splits(spec.splits, element_count(spec), members);
+  }
   const bool divides = spec.kind == CollectiveKind::Alltoall ||
                        (spec.kind == CollectiveKind::Scatter && spec.root == rank);
   if (submission.splits.size() != (divides ? members * spec.parts.size() : 0) && !divides) {

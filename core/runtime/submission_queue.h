@@ -12,12 +12,18 @@
 #include <vector>
 
 #include "horon/core/base/error.h"
+#include "horon/core/runtime/open_receive.h"
 #include "horon/core/runtime/submission.h"
 
 namespace horon::core {
 
 struct SetFacts;
 
+// A receive from any rank; the submission is complete but for whose message it is.
+struct OpenCall {
+  std::shared_ptr<OpenReceive> receive;
+  Submission submission;
+};
 struct JoinCall {
   uint32_t set = 0;
   std::shared_ptr<HandleState> handle;
@@ -39,8 +45,8 @@ struct FailCall {
   Error error;
 };
 
-using Call =
-    std::variant<Submission, Refusal, JoinCall, AddSetCall, RemoveSetCall, ShutdownCall, FailCall>;
+using Call = std::variant<Submission, Refusal, OpenCall, JoinCall, AddSetCall, RemoveSetCall,
+                          ShutdownCall, FailCall>;
 
 class SubmissionQueue {
  public:

@@ -1,6 +1,5 @@
 #include "horon/core/tuning/warm_start_file.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -41,13 +40,6 @@ std::optional<TuningSettings> parse_settings(const std::string& text) {
   return settings.empty() ? std::nullopt : std::optional(settings);
 }
 
-// What separates lines and fields can't be in them.
-std::string field(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return c == '\t' || c == '\n'; }, ' ');
-  return text;
-}
-
 }  // namespace
 
 WarmStartFile::WarmStartFile(std::string path) : path_(std::move(path)) {}
@@ -77,16 +69,16 @@ WarmStartFile::Entries WarmStartFile::load() const {
 
 std::optional<WarmStartFile::Entry> WarmStartFile::find(const std::string& name) const {
   const Entries entries = load();
-  const auto found = entries.find(field(name));
+  const auto found = entries.find(one_field(name));
   return found == entries.end() ? std::nullopt : std::optional(found->second);
 }
 
 void WarmStartFile::save(const std::string& name, const Entry& entry) const {
   Entries entries = load();
-  entries[field(name)] = entry;
+  entries[one_field(name)] = entry;
   std::string text = concat(kTitle, "\n");
   for (const auto& [each, of_it] : entries) {
-    text += concat(each, "\t", field(of_it.facts), "\t", settings_text(of_it.settings), "\n");
+    text += concat(each, "\t", one_field(of_it.facts), "\t", settings_text(of_it.settings), "\n");
   }
   try {
     replace_file(path_, text);

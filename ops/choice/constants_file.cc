@@ -1,6 +1,5 @@
 #include "horon/ops/choice/constants_file.h"
 
-#include <algorithm>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -72,13 +71,6 @@ std::vector<KeptLine> read_lines(const std::string& path) {
   return lines;
 }
 
-// What separates lines and fields can't be in it.
-std::string one_field(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return c == '\t' || c == '\n'; }, ' ');
-  return text;
-}
-
 }  // namespace
 
 ConstantsFile::ConstantsFile(std::string path) : path_(std::move(path)) {}
@@ -87,7 +79,7 @@ std::optional<MachineConstants> ConstantsFile::load(const std::string& job, int6
   if (path_.empty()) return std::nullopt;
   for (const KeptLine& line : read_lines(path_)) {
     const int64_t age = today - line.day;
-    if (line.job == one_field(job) && age >= 0 && age <= kDaysMax) return line.constants;
+    if (line.job == core::one_field(job) && age >= 0 && age <= kDaysMax) return line.constants;
   }
   return std::nullopt;
 }
@@ -103,8 +95,8 @@ bool ConstantsFile::save(const std::string& job, int64_t today,
     return false;
   }
   std::vector<KeptLine> lines = read_lines(path_);
-  std::erase_if(lines, [&](const KeptLine& line) { return line.job == one_field(job); });
-  lines.insert(lines.begin(), {one_field(job), today, constants});
+  std::erase_if(lines, [&](const KeptLine& line) { return line.job == core::one_field(job); });
+  lines.insert(lines.begin(), {core::one_field(job), today, constants});
   if (lines.size() > kLinesMax) lines.resize(kLinesMax);
   std::string text = core::concat(kConstantsTitle, "\n");
   for (const KeptLine& line : lines) {

@@ -1,13 +1,12 @@
-// Conversions between 16-bit floats and float, one number at a time. They round to nearest even. A
-// NaN becomes a quiet NaN, as in the hardware's conversions. Portable code; the vector kernels give
-// the same bits.
+// Conversions between float16 (IEEE 754 binary16, "half") and float, one number at a time. They
+// round to nearest even. A NaN becomes a quiet NaN, as in the hardware's conversions. Portable
+// code; the vector kernels give the same bits.
 #pragma once
 
 #include <cstdint>
 
 namespace horon::ops {
 
-// IEEE 754 binary16 ("half").
 inline float float_from_half(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
   const uint32_t exponent = (half >> 10) & 0x1f;
@@ -39,17 +38,6 @@ inline uint16_t half_from_float(float value) {
   // A carry out of the mantissa raises the exponent. From 65520 on the result is infinity.
   const uint32_t odd = (magnitude >> 13) & 1u;
   return static_cast<uint16_t>(sign | ((magnitude - 0x38000000u + 0xfffu + odd) >> 13));
-}
-
-// bfloat16: the upper 16 bits of a float.
-inline float float_from_bfloat16(uint16_t bits) {
-  return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
-}
-
-inline uint16_t bfloat16_from_float(float value) {
-  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
-  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
 }  // namespace horon::ops

@@ -27,7 +27,8 @@ horon_test(local_subgroup_test FILES core/host/local_subgroup_test.cc)
 horon_test(shared_heap_test FILES core/host/available_memory_test.cc core/host/shared_heap_test.cc)
 horon_test(shared_memory_transport_test FILES core/transport/shared_memory_transport_test.cc)
 horon_test(executor_test
-           FILES core/execution/chunked_batch_test.cc core/execution/chunks_of_blocks_test.cc
+           FILES core/execution/block_layout_test.cc core/execution/chunked_batch_test.cc
+                 core/execution/chunks_of_blocks_test.cc
                  core/execution/executor_test.cc
                  core/execution/host_copies_test.cc
                  core/execution/neutral_test.cc core/execution/output_blocks_test.cc
@@ -69,8 +70,8 @@ horon_test(runtime_allocations_test
            FILES core/runtime/allocations_test.cc ${fake_world}
                  support/allocation_counter.cc)
 horon_test(process_sets_test
-           FILES core/runtime/idle_sets_test.cc core/runtime/pair_sets_test.cc
-                 core/runtime/process_sets_test.cc ${fake_world})
+           FILES core/runtime/idle_sets_test.cc core/runtime/open_receives_test.cc
+                 core/runtime/pair_sets_test.cc core/runtime/process_sets_test.cc ${fake_world})
 horon_test(completion_queue_test FILES core/runtime/completion_queue_test.cc ${fake_world})
 horon_test(frozen_test FILES core/runtime/frozen_test.cc core/runtime/frozen_hosts_test.cc
                              ${fake_world})
@@ -160,7 +161,8 @@ horon_test(tuning_test
            FILES core/tuning/autotuner_test.cc core/tuning/bayesian_search_test.cc
                  core/tuning/gaussian_process_test.cc core/tuning/tuning_files_test.cc)
 horon_test(controller_gate_test FILES core/negotiation/controller_gate_test.cc)
-horon_test(controller_test FILES core/negotiation/controller_test.cc)
+horon_test(controller_test FILES core/negotiation/controller_seek_test.cc
+                                core/negotiation/controller_test.cc)
 horon_test(entry_ids_test FILES core/negotiation/entry_ids_test.cc)
 horon_test(liveness_test FILES core/negotiation/liveness_test.cc)
 

@@ -9,6 +9,7 @@
 #include "horon/ops/host/half.h"
 #include "horon/ops/host/kernel_table.h"
 #include "horon/tests/ops/scalar_reference.h"
+#include "horon/tests/support/bfloat16.h"
 
 namespace horon::ops {
 namespace {

@@ -12,6 +12,7 @@
 #include "horon/core/base/entry_spec.h"
 #include "horon/ops/host/half.h"
 #include "horon/ops/host/host_kernels.h"
+#include "horon/tests/support/bfloat16.h"
 
 namespace horon::ops {
 

@@ -14,6 +14,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/execution/neutral.h"
 #include "horon/ops/host/half.h"
+#include "horon/tests/support/bfloat16.h"
 
 namespace horon::test {
 

@@ -17,9 +17,9 @@ namespace horon::test {
 template <class Spec>
 auto fields_of(Spec& spec) {
   auto& [kind, dtype, reduce_op, device, root, prescale, postscale, compression, piece_bytes,
-         captured, splits, parts] = spec;
+         captured, splits, as_one, parts] = spec;
   return std::tie(kind, dtype, reduce_op, device, root, prescale, postscale, compression,
-                  piece_bytes, captured, splits, parts);
+                  piece_bytes, captured, splits, as_one, parts);
 }
 inline constexpr size_t kSpecFieldCount =
     std::tuple_size_v<decltype(fields_of(std::declval<core::EntrySpec&>()))>;

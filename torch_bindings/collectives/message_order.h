@@ -1,38 +1,37 @@
-// Messages between two ranks have no names, only tags and an order.
+// Sends and receives of this rank, in their order.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <map>
+#include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "horon/torch_bindings/collectives/message_numbers.h"
 #include "horon/torch_bindings/collectives/pending_collective.h"
 
 namespace horon::torch_detail {
 
-struct Message {
-  int from = 0;  // ranks of the job; one of them is this rank
-  int to = 0;
-  int tag = 0;
-  std::string of_set = {};  // part of the name; empty: the world
+// A receive from any rank.
+struct FromAny {
+  std::shared_ptr<PendingCollective> pending;
+  std::shared_ptr<const std::atomic<int>> source;  // the rank; -1 until it is known
 };
 
 // The n-th send of one rank to another meets the n-th receive there, for each tag and set. A
-// message is a broadcast among the two, in the process set that every two ranks have. Any thread
+// message is a broadcast among the two, in the process set that every two ranks have. A receive
+// from any rank takes the next message of the first rank that has sent one, once it has. Any thread
 // of the program; threads that use one tag get numbers in the order of their calls.
 class MessageOrder {
  public:
   enum class Compares : bool { Shapes, Elements };  // Elements: as many of them are enough
   // `begins`: what names begin with, so that messages of one object don't meet those of another.
   explicit MessageOrder(std::string begins, Compares compares = Compares::Shapes)
-      : begins_(std::move(begins)), compares_(compares) {}
+      : begins_(std::move(begins)),
+        compares_(compares),
+        numbers_(std::make_shared<MessageNumbers>(begins_)) {}
 
   // Sends the tensor, or receives into it. start() waits for nobody, since two ranks may both send
   // before they receive; run() returns when the message has ended. Throw Error(Limit) if too many
@@ -40,30 +39,17 @@ class MessageOrder {
   // other rank's error too.
   std::shared_ptr<PendingCollective> start(const Message& message, const at::Tensor& tensor);
   std::shared_ptr<PendingCollective> run(const Message& message, const at::Tensor& tensor);
-
-  // So many may be under way from one rank to another with one tag; then the names come again.
-  static constexpr size_t kNumbers = 1024;
+  // Receives into it what comes from one of these ranks; what `message` says of that counts for
+  // nothing. A call that is wrong is no message.
+  FromAny start_from_any(const std::vector<int>& sources, const Message& message,
+                         const at::Tensor& tensor);
 
  private:
-  // The last message of a number.
-  struct Last {
-    std::weak_ptr<PendingCollective> message;
-    bool blocking = false;
-    bool is_under_way() const;
-  };
-  struct Sequence {
-    uint64_t count = 0;
-    std::vector<Last> last;  // of each number so far
-  };
-
-  // Under the mutex. The next message, and where it is noted.
-  std::pair<std::shared_ptr<PendingCollective>, Last*> next(const Message& message,
-                                                            const at::Tensor& tensor);
+  std::shared_ptr<PendingCollective> prepare(const Message& message, const std::string& name) const;
 
   const std::string begins_;
   const Compares compares_;
-  std::mutex mutex_;
-  std::map<std::tuple<int, int, int, std::string>, Sequence> sequences_;
+  const std::shared_ptr<MessageNumbers> numbers_;  // receives from any rank may outlive this
 };
 
 }  // namespace horon::torch_detail

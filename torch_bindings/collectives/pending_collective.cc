@@ -39,7 +39,8 @@ PendingCollective::PendingCollective(CollectiveKind kind, std::string_view kind_
 }
 
 void PendingCollective::refuse(const Error& error) const {
-  if (is_initialized()) ops::runtime().refuse(name, error.what(), process_set_.id());
+  if (concerns_others && is_initialized())
+    ops::runtime().refuse(name, error.what(), process_set_.id());
   throw Error(error);
 }
 
@@ -210,6 +211,13 @@ void PendingCollective::submit_in_turn(const std::shared_ptr<PendingCollective>&
   runtime_ = &ops::runtime();
   state_ = wakes == Wakes::Nobody ? runtime_->submit_quietly(std::move(begun))
                                   : runtime_->submit(std::move(begun));
+}
+
+void PendingCollective::submit(const std::shared_ptr<PendingCollective>& self,
+                               std::shared_ptr<core::OpenReceive> receive) {
+  core::Submission begun = submission(self);
+  runtime_ = &ops::runtime();
+  state_ = runtime_->submit(std::move(receive), std::move(begun));
 }
 
 void PendingCollective::run(const std::shared_ptr<PendingCollective>& self) {

@@ -20,8 +20,9 @@
 #include "horon/torch_bindings/collectives/names_in_flight.h"
 
 namespace horon::core {
+class OpenReceive;
 class Runtime;
-}
+}  // namespace horon::core
 
 namespace horon::torch_detail {
 
@@ -50,6 +51,9 @@ class PendingCollective {
   // What add() adds has as many elements on all ranks, row by row, whatever its shape is there:
   // torch.distributed asks for no more. Fill in before the first part.
   bool shapes_may_differ = false;
+  // A call that is wrong here fails on the others too; not that of a receive from any rank. Set
+  // before the first part.
+  bool concerns_others = true;
 
   // Throws `error` here, and makes the call of this name fail on the other ranks as well: they
   // would wait for this one otherwise.
@@ -97,6 +101,9 @@ class PendingCollective {
   enum class Wakes : uint8_t { WhoeverSteps, Nobody };
   void submit_in_turn(const std::shared_ptr<PendingCollective>& self,
                       Wakes wakes = Wakes::WhoeverSteps);
+  // The same for a receive from any rank.
+  void submit(const std::shared_ptr<PendingCollective>& self,
+              std::shared_ptr<core::OpenReceive> receive);
   // After submit_in_turn(). It stays after its session has ended.
   core::Runtime& runtime() const { return *runtime_; }
   // Begins and returns when it has ended: this thread does the work, if no other one does already.
@@ -104,6 +111,7 @@ class PendingCollective {
 
   c10::Device device() const { return device_; }  // of its tensors
   core::HandleState& state() const { return *state_; }
+  const std::shared_ptr<core::HandleState>& handle() const { return state_; }
   // Returns when it has ended; throws Error(Timeout) when the time is over.
   void wait(std::chrono::nanoseconds timeout) const;
   // After it has ended, in the order of the parts. On a GPU the current stream of this thread goes

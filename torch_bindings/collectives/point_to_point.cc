@@ -1,6 +1,7 @@
 #include "horon/torch_bindings/collectives/point_to_point.h"
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -41,7 +42,7 @@ std::shared_ptr<MessageOrder> messages() {
 Message checked(int from, int to, const PointToPointOptions& options) {
   const ProcessSet& set = options.process_set;
   const std::vector<int> ranks = set.ranks();
-  for (const int one : {from, to}) {
+  for (const int one : {from == kAnySource ? to : from, to}) {
     if (std::binary_search(ranks.begin(), ranks.end(), one)) continue;
     throw Error(ErrorCode::InvalidArgument,
                 concat("send and receive: rank ", one, " is not in the process set, whose ranks ",
@@ -59,6 +60,7 @@ void send(const at::Tensor& tensor, int to, const PointToPointOptions& options) 
 }
 
 at::Tensor recv(const at::Tensor& tensor, int from, const PointToPointOptions& options) {
+  if (from == kAnySource) return recv_async(tensor, from, options).wait();
   return messages()->run(checked(from, rank(), options), tensor)->results().front();
 }
 
@@ -66,8 +68,20 @@ Handle send_async(const at::Tensor& tensor, int to, const PointToPointOptions& o
   return Handle(messages()->start(checked(rank(), to, options), tensor));
 }
 
-Handle recv_async(const at::Tensor& tensor, int from, const PointToPointOptions& options) {
-  return Handle(messages()->start(checked(from, rank(), options), tensor));
+ReceiveHandle recv_async(const at::Tensor& tensor, int from, const PointToPointOptions& options) {
+  const Message message = checked(from, rank(), options);
+  if (from != kAnySource) {
+    return {Handle(messages()->start(message, tensor)), std::make_shared<std::atomic<int>>(from)};
+  }
+  std::vector<int> others = options.process_set.ranks();
+  std::erase(others, rank());
+  auto [pending, source] = messages()->start_from_any(others, message, tensor);
+  return {Handle(std::move(pending)), std::move(source)};
+}
+
+int ReceiveHandle::source() const {
+  (void)wait();
+  return *source_;
 }
 
 }  // namespace horon

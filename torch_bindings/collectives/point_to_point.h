@@ -15,6 +15,12 @@
 // tensor has been received or is on its way, not before recv() has been called. A rank that waits
 // in join() neither sends nor receives; what others wait for from it is a stall.
 //
+// recv() from kAnySource takes the next message of that tag and set from the first rank that has
+// sent one, and its handle tells which; its shape and dtype are compared then. Of those that wait
+// the oldest is first. A recv() that names its rank takes the next message of that rank at the
+// call, also before one from any rank that waits already. If all others have shut down it fails
+// (RankLeft); it also ends when this rank shuts down.
+//
 // Dense tensors of all dtypes, shapes and strides, on the CPU or on the GPUs of both ranks. These
 // travel by way of the host, behind the stream that was the current one at the call. A send of them
 // has ended when the GPU has read the tensor; after a recv() the current stream goes on when the
@@ -25,6 +31,11 @@
 // for each step. Any thread; one thread at a time for each tag, or the count has no meaning. Throw
 // Error.
 #pragma once
+
+#include <atomic>
+#include <limits>
+#include <memory>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 
@@ -39,6 +50,23 @@ struct PointToPointOptions {
   ProcessSet process_set = {};
 };
 
+// In place of a rank to receive from: any other one of the process set.
+inline constexpr int kAnySource = std::numeric_limits<int>::min();
+
+// Of a receive.
+class ReceiveHandle : public Handle {
+ public:
+  ReceiveHandle() = default;
+  ReceiveHandle(Handle handle, std::shared_ptr<const std::atomic<int>> source)
+      : Handle(std::move(handle)), source_(std::move(source)) {}
+
+  // The rank that it came from. Waits; throws what wait() throws.
+  int source() const;
+
+ private:
+  std::shared_ptr<const std::atomic<int>> source_;
+};
+
 // `to` and `from` are ranks of the world, and not this one. Each returns when its part is done.
 void send(const at::Tensor& tensor, int to, const PointToPointOptions& options = {});
 // Writes to the tensor, and gives it back.
@@ -47,6 +75,7 @@ at::Tensor recv(const at::Tensor& tensor, int from, const PointToPointOptions& o
 // At once; between the call and the end of wait() a tensor that is sent may not be written, and one
 // that is received may not be touched. wait() gives the tensor.
 Handle send_async(const at::Tensor& tensor, int to, const PointToPointOptions& options = {});
-Handle recv_async(const at::Tensor& tensor, int from, const PointToPointOptions& options = {});
+ReceiveHandle recv_async(const at::Tensor& tensor, int from,
+                         const PointToPointOptions& options = {});
 
 }  // namespace horon

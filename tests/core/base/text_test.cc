@@ -19,5 +19,10 @@ TEST(Text, NumbersLookTheSameInEveryLocale) {
   EXPECT_EQ(list_ranks(ranks), "7 and 1024");
 }
 
+TEST(Text, AFieldHasNoTabOrNewline) {
+  EXPECT_EQ(one_field("a\tb\n\nc d"), "a b  c d");
+  EXPECT_EQ(one_field(""), "");
+}
+
 }  // namespace
 }  // namespace horon::core

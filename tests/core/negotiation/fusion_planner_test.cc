@@ -1,7 +1,9 @@
 #include "horon/core/negotiation/fusion_planner.h"
 
+#include <chrono>
 #include <limits>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -165,6 +167,68 @@ TEST(FusionPlanner, BytesFollowTheDtypeAndAllParts) {
     spec.parts.push_back({"matrix", {3, 4}});
   }));
   EXPECT_EQ(planner.ready_bytes(), 2 * (10 + 1 + 12));
+}
+
+// The rule itself: the first entry, and each one behind it that is like it and still fits.
+std::vector<std::string> next_by_the_rule(std::vector<ClosedEntry>& waiting, int64_t bytes_max,
+                                          int64_t alone_bytes) {
+  const auto fuses = [&](const ClosedEntry& one) {
+    return may_fuse(*one.spec, byte_count(*one.spec), alone_bytes);
+  };
+  const ClosedEntry first = waiting.front();
+  std::vector<std::string> batch;
+  int64_t bytes = 0;
+  std::erase_if(waiting, [&](const ClosedEntry& one) {
+    const bool fits = fuses(first) && fuses(one) && bytes + byte_count(*one.spec) <= bytes_max &&
+                      same_collective(*first.spec, *one.spec) && first.joined == one.joined;
+    if (!batch.empty() && !fits) return false;
+    bytes += byte_count(*one.spec);
+    batch.push_back(one.name);
+    return true;
+  });
+  return batch;
+}
+
+TEST(FusionPlanner, EveryBatchFollowsTheRule) {
+  std::mt19937 random(1);
+  const auto below = [&](uint32_t end) { return static_cast<int>(random() % end); };
+  for (int round = 0; round < 200; ++round) {
+    const int64_t bytes_max = below(400);
+    const int64_t alone_bytes = 1 + below(200);
+    FusionPlanner planner(bytes_max, alone_bytes);
+    std::vector<ClosedEntry> waiting;
+    for (int step = 0; step < 60; ++step) {
+      for (int added = below(4); added > 0; --added) {
+        ClosedEntry one = entry(std::to_string(step * 4 + added), below(60), [&](EntrySpec& spec) {
+          spec.kind = static_cast<CollectiveKind>(below(3));
+          spec.root = below(2);
+          if (below(2) == 0) spec.dtype = DataType::BFloat16;
+          if (below(3) == 0) spec.postscale = std::numeric_limits<double>::quiet_NaN();
+          if (below(4) == 0) spec.compression = Compression::Int8;
+        });
+        if (below(4) == 0) one.joined = {below(2)};
+        planner.add(one);
+        waiting.push_back(one);
+      }
+      ASSERT_EQ(planner.empty(), waiting.empty());
+      if (waiting.empty() || below(2) == 0) continue;
+      const std::vector<std::string> expected = next_by_the_rule(waiting, bytes_max, alone_bytes);
+      ASSERT_EQ(names(planner.take_batch()), expected);
+    }
+  }
+}
+
+// The loop thread plans, and the other ranks wait for it. By the square of their number this were
+// seconds.
+TEST(FusionPlanner, ThousandsOfUnlikeEntriesTakeNoTime) {
+  FusionPlanner planner(kMany, kMany);
+  constexpr int kEntries = 20000;
+  for (int i = 0; i < kEntries; ++i) {
+    planner.add(entry("e", 1, [i](EntrySpec& spec) { spec.prescale = i + 1; }));
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(drain(planner).size(), static_cast<size_t>(kEntries));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
 }
 
 }  // namespace

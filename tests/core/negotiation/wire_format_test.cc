@@ -104,6 +104,7 @@ TEST(WireFormat, ExtremeValues) {
   spec.piece_bytes = std::numeric_limits<int64_t>::max();
   spec.captured = true;
   spec.splits = {0, std::numeric_limits<int64_t>::max()};
+  spec.as_one = true;
   Ready ready;
   ready.spec = std::make_shared<EntrySpec>(spec);
   ready.absent = {true, false, true, false, true, false, true, true, true};

@@ -52,6 +52,29 @@ TEST(SubmissionCheck, SplitsDivideTheRows) {
   EXPECT_THAT(fault_of({5, -1, 0}), HasSubstr("a split is negative in [5, -1, 0]"));
 }
 
+TEST(SubmissionCheck, TensorsAreDividedAsOne) {
+  const auto fault = [](CollectiveKind kind, std::vector<int64_t> splits, size_t memories = 1) {
+    EntrySpec spec;
+    spec.kind = kind;
+    spec.as_one = true;
+    spec.parts = {{"a", {2, 2}}, {"b", {}}};
+    spec.splits = std::move(splits);
+    Submission submission;
+    submission.name = "x";
+    submission.spec = std::make_shared<const EntrySpec>(spec);
+    submission.memory.assign(memories, {nullptr, nullptr, 5 / static_cast<int64_t>(memories)});
+    submission.allocate_output = [](size_t, int64_t, MemoryQueue&) { return nullptr; };
+    constexpr std::array ranks = {0, 1, 2};
+    return find_fault(submission, 0, ranks, host_alone(), RunnableCalls{{}});
+  };
+  EXPECT_EQ(fault(CollectiveKind::Reducescatter, {0, 4, 1}), "");
+  EXPECT_THAT(fault(CollectiveKind::Reducescatter, {0, 4}), HasSubstr("2 splits for 3 ranks"));
+  EXPECT_THAT(fault(CollectiveKind::Reducescatter, {}), HasSubstr("0 splits for 3 ranks"));
+  EXPECT_THAT(fault(CollectiveKind::Reducescatter, {1, 4, 1}), HasSubstr("add up to 6"));
+  EXPECT_THAT(fault(CollectiveKind::Reducescatter, {0, 4, 1}, 5), HasSubstr("one piece of memory"));
+  EXPECT_THAT(fault(CollectiveKind::Allreduce, {0, 4, 1}), HasSubstr("not by allreduce"));
+}
+
 TEST(SubmissionCheck, BlocksOfAResultAreOnePerRank) {
   const auto fault = [](CollectiveKind kind, size_t blocks, size_t parts = 1) {
     EntrySpec spec;

@@ -14,8 +14,8 @@
 #include <gtest/gtest.h>
 
 #include "horon/ops/cuda/cuda_memory.h"
-#include "horon/ops/host/half.h"
 #include "horon/tests/ops/scalar_reference.h"
+#include "horon/tests/support/bfloat16.h"
 #include "horon/tests/support/gpu/gpu.h"
 
 namespace horon::ops {

@@ -2,6 +2,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/ops/host/half.h"
+#include "horon/tests/support/bfloat16.h"
 
 #define HORON_DEVICE_FUNCTION
 #include "horon/ops/cuda/move_body.inc"

@@ -7,6 +7,7 @@
 
 #include "horon/core/base/dtype.h"
 #include "horon/ops/host/half.h"
+#include "horon/tests/support/bfloat16.h"
 
 namespace horon::test {
 

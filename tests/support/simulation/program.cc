@@ -197,6 +197,10 @@ std::string describe(const core::Item& item) {
           [](const core::Thaw& i) { return concat("Thaw ", numbers_text(i.places)); },
           [](const core::Deviate& i) { return concat("Deviate ", i.place); },
           [](const core::RingItem& i) { return describe(i); },
+          [](const core::Seek& i) { return concat("Seek ", i.name); },
+          [](const core::Found& i) {
+            return concat("Found ", i.name, i.gone ? ": nothing comes any more" : "");
+          },
           [](const core::Drained& i) { return concat("Drained after ", i.batches); },
           [](const core::Abort& i) { return concat("Abort (", to_string(i.code), ") ", i.text); },
       },

@@ -129,8 +129,10 @@ bool same(const core::Item& a, const core::Item& b) {
           return x.place == y.place;
         } else if constexpr (std::is_same_v<T, core::RingItem>) {
           return x.kind == y.kind && x.value == y.value && x.more == y.more;
-        } else if constexpr (std::is_same_v<T, core::Unused>) {
+        } else if constexpr (std::is_same_v<T, core::Unused> || std::is_same_v<T, core::Seek>) {
           return x.name == y.name;
+        } else if constexpr (std::is_same_v<T, core::Found>) {
+          return x.name == y.name && x.gone == y.gone;
         } else if constexpr (std::is_same_v<T, core::Joined>) {
           return x.last == y.last;
         } else if constexpr (std::is_same_v<T, core::Stall>) {
@@ -183,6 +185,10 @@ core::Item random_item(std::mt19937_64& random, size_t kind) {
       return core::Thaw{random_numbers(random)};
     case 16:
       return core::Deviate{static_cast<core::Place>(random_number(random))};
+    case 18:
+      return core::Seek{random_text(random)};
+    case 19:
+      return core::Found{random_text(random), random() % 2 == 0};
     default:
       return core::unpack(random_number(random));
   }

@@ -66,6 +66,25 @@ TEST(GpuMessages, StridesOfBothSidesAreTheirOwn) {
   expect_equal(got.slice(1, 1, 12, 2).contiguous(), at::full({5, 6}, -1.0F));
 }
 
+// Of a rank that has no GPU too.
+TEST(GpuMessages, FromAnyRank) {
+  std::vector<Handle> sent;
+  for (int to = 0; to < size(); ++to) {
+    if (to == rank()) continue;
+    sent.push_back(send_async(late(values_of({700}, at::kComplexFloat, rank())), to));
+  }
+  int ranks = rank();
+  for (int i = 0; i + 1 < size(); ++i) {
+    const at::Tensor got = late(at::full({700}, -1.0F, at::kComplexFloat));
+    const ReceiveHandle handle = recv_async(got, kAnySource);
+    expect_equal(handle.wait().cpu(), values_of({700}, at::kComplexFloat, handle.source()));
+    ranks += handle.source();
+  }
+  EXPECT_EQ(ranks, size() * (size() - 1) / 2);
+  for (const Handle& each : sent) (void)each.wait();
+  barrier();
+}
+
 // What the program had enqueued on the tensor before happens before the message is written to it.
 TEST(GpuMessages, AreWrittenBehindWhatWasThereBefore) {
   for (int number = 0; number < 5; ++number) {

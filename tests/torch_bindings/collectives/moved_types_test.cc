@@ -2,6 +2,7 @@
 // it can't send.
 #include <cmath>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include <ATen/ops/_nested_tensor_from_tensor_list.h>
@@ -162,15 +163,16 @@ TEST(OtherTensors, AreRefusedWithACureOnEveryRank) {
   const auto refused = [](const at::Tensor& other) {
     return error_of([&] { allreduce(rank() == 0 ? other : at::ones({2}), {.name = "weight"}); });
   };
+  const std::string it = rank() == 0 ? "\"weight\": " : "\"weight\" was refused on rank 0: ";
   EXPECT_THAT(refused(without_memory()),
-              AllOf(HasSubstr("\"weight\": stands for other tensors"), HasSubstr("to_local()")));
+              AllOf(HasSubstr(it + "stands for other tensors"), HasSubstr("to_local()")));
   EXPECT_THAT(refused(at::quantize_per_tensor(at::ones({2}), 0.5, 0, at::kQInt8)),
-              AllOf(HasSubstr("\"weight\": has dtype QInt8"), HasSubstr("convert it to float16")));
-  EXPECT_THAT(refused(with_freed_memory()), HasSubstr("\"weight\": has elements, but its memory"));
+              AllOf(HasSubstr(it + "has dtype QInt8"), HasSubstr("convert it to float16")));
+  EXPECT_THAT(refused(with_freed_memory()), HasSubstr(it + "has elements, but its memory"));
   for (const at::ScalarType type : {at::kFloat, at::kComplexFloat}) {
     const at::Tensor part = at::ones({2}, at::TensorOptions(type));
     EXPECT_THAT(refused(at::_nested_tensor_from_tensor_list({part, part})),
-                AllOf(HasSubstr("\"weight\": is nested"), HasSubstr("as a group")));
+                AllOf(HasSubstr(it + "is nested"), HasSubstr("as a group")));
   }
 }
 
@@ -182,7 +184,8 @@ TEST(OtherTensors, AreRefusedByAScatterThatDoesNotReadThem) {
   for (const at::Tensor& other : {sparse, nested}) {
     const at::Tensor& mine = rank() == 0 ? rows : other;
     const auto refused =
-        AllOf(HasSubstr("tensor \"rows\": "), HasSubstr("collectives take dense tensors"));
+        AllOf(HasSubstr(rank() == 0 ? "tensor \"rows\" was refused on rank 1: " : "\"rows\": "),
+              HasSubstr("collectives take dense tensors"));
     EXPECT_THAT(error_of([&] { scatter(mine, {.name = "rows"}); }), refused);
     EXPECT_THAT(error_of([&] { grouped_scatter({mine}, {.name = "rows"}); }), refused);
     EXPECT_THAT(error_of([&] { autograd::scatter(mine, {.name = "rows"}); }), refused);

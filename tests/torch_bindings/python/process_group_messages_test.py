@@ -80,6 +80,71 @@ def test_a_recv_knows_its_source_in_the_group(rank, size, last_two):
         sent._source_rank()
 
 
+def test_from_any_rank(rank, size):
+    """Several are posted before anything is sent; each message comes once."""
+    received = [torch.full((3,), -1.0) for _ in range(size - 1)]
+    works = [dist.irecv(y, tag=21) for y in received]
+    with pytest.raises(ValueError, match="wait for it first"):
+        works[0]._source_rank()
+    hvd.barrier()
+    sent = [dist.isend(torch.full((3,), float(rank)), other, tag=21)
+            for other in range(size) if other != rank]
+    for work, y in zip(works, received):
+        assert work.wait() and torch.equal(y, torch.full((3,), float(work._source_rank())))
+    assert sorted(work._source_rank() for work in works) == [r for r in range(size) if r != rank]
+    for work in sent:
+        work.wait()
+    hvd.barrier()
+    if rank == 1:
+        dist.send(torch.arange(4), 0, tag=22)
+    if rank == 0:
+        y = torch.empty(2, 2, dtype=torch.int64)
+        assert dist.recv(y, tag=22) == 1 and y.flatten().tolist() == [0, 1, 2, 3]
+        x = torch.empty(1)
+        done = dist.irecv(x, tag=23).get_future()
+    hvd.barrier()
+    if rank == 1:
+        dist.send(torch.ones(1), 0, tag=23)
+    if rank == 0:
+        assert done.wait()[0] == 1
+
+
+def test_from_any_rank_of_a_group(rank, size, last_two):
+    """Its ranks are those of the group; what is sent elsewhere is apart."""
+    if rank < size - 2:
+        return
+    other = size - 1 if rank == size - 2 else size - 2
+    x = torch.empty(1)
+    works = [dist.isend(torch.tensor([1.0]), other),
+             dist.isend(torch.tensor([2.0]), other, group=last_two)]
+    assert dist.recv(x, group=last_two) == other and x[0] == 2
+    work = dist.irecv(x)
+    assert work.wait() and x[0] == 1 and work._source_rank() == other
+    for work in works:
+        work.wait()
+
+
+def test_a_receive_from_any_rank_that_is_late_or_wrong(rank, size):
+    alone = [dist.new_group([r]) for r in range(size)][rank]
+    with pytest.raises(ValueError, match="there is no other rank to receive from"):
+        dist.recv(torch.ones(1), group=alone)
+    if rank == 0:
+        x = torch.zeros(1)
+        work = dist.irecv(x, tag=24)
+        with pytest.raises(RuntimeError, match="recv 0 from any, tag 24.* has not come within"):
+            work.wait(datetime.timedelta(milliseconds=50))
+    hvd.barrier()
+    if rank == 1:
+        dist.send(torch.ones(1), 0, tag=24)
+        with pytest.raises(hvd.HorovodInternalError, match="float64"):
+            dist.send(torch.ones(1, dtype=torch.float64), 0, tag=24)
+    if rank == 0:
+        assert work.wait() and x[0] == 1 and work._source_rank() == 1
+        with pytest.raises(hvd.HorovodInternalError, match="float64"):
+            dist.recv(x, tag=24)
+    hvd.barrier()
+
+
 def test_tags_in_any_order_and_one_tag_in_order(rank, size):
     if rank == 0:
         works = [dist.isend(torch.tensor([float(tag)]), 1, tag=tag) for tag in range(5)]
@@ -295,8 +360,6 @@ def test_errors(rank, size):
             dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
     with pytest.raises(ValueError):
         dist.send(torch.ones(1), rank)
-    with pytest.raises(ValueError, match="from any rank make a second group"):
-        dist.recv(torch.ones(1))
     if rank == 1:
         y = torch.empty(2)
         work = dist.irecv(y, 0, tag=3)

@@ -29,7 +29,6 @@ OTHER_ON_PURPOSE = {
     "test_ddp_logging_data_cpu": "torch logs each backend that it does not know as \"custom\"",
     "test_get_backend": "wants the name of another backend",
     "test_monitored_barrier": "wants the words of Gloo's errors",
-    "test_send_recv_any_source": "a receive names its sender",
 }
 SECONDS_OF_A_TEST = 120
 

@@ -1,7 +1,7 @@
 #include "horon/torch_bindings/python/process_group/backend.h"
 
+#include <algorithm>
 #include <exception>
-#include <optional>
 #include <utility>
 
 #include <ATen/ops/zeros.h>
@@ -63,11 +63,11 @@ void HoronBackend::leave() noexcept {
 
 WorkPtr HoronBackend::work(const std::shared_ptr<Operation>& operation,
                            const std::shared_ptr<CompletionThreads>& threads,
-                           std::optional<int> source) {
+                           MessageSource source) {
   const bool is_profiled = operation->is_profiled();  // before others can end it
   late_results_->add(operation);
   auto work = c10::make_intrusive<OperationWork>(getRank(), order_.count(), operation, threads,
-                                                 late_results_, source);
+                                                 late_results_, std::move(source));
   if (is_profiled) work->watch();
   return work;
 }
@@ -189,30 +189,44 @@ int HoronBackend::other_member(int64_t rank_of_group, std::string_view call) con
                                                  "this group, which has ", getSize(), " ranks"));
 }
 
-WorkPtr HoronBackend::message(OpType type, const torch_detail::Message& message, Tensors& tensors,
-                              std::optional<int> source) {
-  const auto begun =
+std::shared_ptr<Operation> HoronBackend::message(OpType type, const Tensors& tensors) const {
+  auto begun =
       std::make_shared<Operation>(type, ProfiledCall(type, tensors), tensors, timeout_.load());
   begun->count_time_in_wait();
-  begun->add(messages_.start(message, begun->outputs().at(0)));
-  return work(begun, message_completions_, source);
+  return begun;
 }
 
 WorkPtr HoronBackend::send(Tensors& tensors, int to, int tag) {
   (void)only(tensors, "send");
-  return message(OpType::SEND, {world_rank(getRank()), other_member(to, "send"), tag}, tensors);
+  const torch_detail::Message sent{world_rank(getRank()), other_member(to, "send"), tag};
+  const std::shared_ptr<Operation> begun = message(OpType::SEND, tensors);
+  begun->add(messages_.start(sent, begun->outputs().at(0)));
+  return work(begun, message_completions_);
 }
 
 WorkPtr HoronBackend::recv(Tensors& tensors, int from, int tag) {
   (void)only(tensors, "recv");
-  return message(OpType::RECV, {other_member(from, "recv"), world_rank(getRank()), tag}, tensors,
-                 from);
+  const torch_detail::Message expected{other_member(from, "recv"), world_rank(getRank()), tag};
+  const std::shared_ptr<Operation> begun = message(OpType::RECV, tensors);
+  begun->add(messages_.start(expected, begun->outputs().at(0)));
+  return work(begun, message_completions_, [from] { return from; });
 }
 
-WorkPtr HoronBackend::recvAnysource(Tensors&, int) {
-  throw Error(ErrorCode::InvalidArgument,
-              "recv: the backend \"horon\" receives from a rank that is given (src=...); for "
-              "messages from any rank make a second group, new_group(backend=\"gloo\")");
+WorkPtr HoronBackend::recvAnysource(Tensors& tensors, int tag) {
+  (void)only(tensors, "recv");
+  const std::vector<int> ranks = set_.ranks();
+  const int me = world_rank(getRank());
+  std::vector<int> others = ranks;
+  std::erase(others, me);
+  const std::shared_ptr<Operation> begun = message(OpType::RECVANYSOURCE, tensors);
+  auto [pending, source] = messages_.start_from_any(others, {-1, me, tag}, begun->outputs().at(0));
+  begun->add(std::move(pending));
+  return work(begun, message_completions_, [ranks, chosen = std::move(source)] {
+    const auto known = std::find(ranks.begin(), ranks.end(), chosen->load());
+    if (known != ranks.end()) return static_cast<int>(known - ranks.begin());
+    throw Error(ErrorCode::InvalidArgument,
+                "recv from any rank: its source is known when it has come; wait for it first");
+  });
 }
 
 }  // namespace horon::python::process_group

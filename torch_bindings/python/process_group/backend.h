@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +24,7 @@
 #include "horon/torch_bindings/python/process_group/call_order.h"
 #include "horon/torch_bindings/python/process_group/completion_threads.h"
 #include "horon/torch_bindings/python/process_group/late_results.h"
+#include "horon/torch_bindings/python/process_group/work.h"
 
 namespace horon::python::process_group {
 
@@ -102,9 +102,9 @@ class HoronBackend final : public ::c10d::Backend {
         type, ProfiledCall(type, inputs), outputs, own ? options.timeout : timeout_.load(),
         options.asyncOp ? Operation::Waits::Perhaps : Operation::Waits::AtOnce);
   }
-  // `source`: of a recv, the rank of the group.
+  // `source`: of a recv.
   WorkPtr work(const std::shared_ptr<Operation>& operation,
-               const std::shared_ptr<CompletionThreads>& threads, std::optional<int> source = {});
+               const std::shared_ptr<CompletionThreads>& threads, MessageSource source = nullptr);
   WorkPtr work(const std::shared_ptr<Operation>& operation) {
     return work(operation, completions_);
   }
@@ -115,8 +115,7 @@ class HoronBackend final : public ::c10d::Backend {
                   const std::function<void(torch_detail::PendingCollective&)>& prepare,
                   const std::function<void(torch_detail::PendingCollective&, size_t)>& add);
   size_t members() const { return static_cast<size_t>(getSize()); }
-  WorkPtr message(::c10d::OpType type, const torch_detail::Message& message, Tensors& tensors,
-                  std::optional<int> source = {});
+  std::shared_ptr<Operation> message(::c10d::OpType type, const Tensors& tensors) const;
   WorkPtr allreduce_sparse_tensor(const at::Tensor& tensor,
                                   const ::c10d::AllreduceOptions& options);
   int world_rank(int64_t rank_of_group) const;

@@ -42,6 +42,8 @@ const char* name_of(OpType type) {
       return "horon:send";
     case OpType::RECV:
       return "horon:recv";
+    case OpType::RECVANYSOURCE:
+      return "horon:recvAnySource";
     case OpType::BARRIER:
       return "horon:barrier";
     default:

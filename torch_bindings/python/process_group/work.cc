@@ -8,13 +8,13 @@ namespace horon::python::process_group {
 
 OperationWork::OperationWork(int rank, uint64_t number, std::shared_ptr<Operation> operation,
                              std::shared_ptr<CompletionThreads> threads,
-                             std::shared_ptr<LateResults> late_results, std::optional<int> source)
+                             std::shared_ptr<LateResults> late_results, MessageSource source)
     : Work(rank, operation->type()),
       number_(number),
       operation_(std::move(operation)),
       threads_(std::move(threads)),
       late_results_(std::move(late_results)),
-      source_(source) {}
+      source_(std::move(source)) {}
 
 bool OperationWork::isCompleted() { return operation_->completed(); }
 

@@ -3,9 +3,9 @@
 
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -16,19 +16,21 @@
 
 namespace horon::python::process_group {
 
+// The rank of the group that a message comes from. Null: of no receive.
+using MessageSource = std::function<int()>;
+
 // Who waits for it does the work on its own thread; a future is made when somebody asks for one.
 class OperationWork final : public ::c10d::Work {
  public:
-  // `threads`: for its future. `late_results`: of the group. `source`: the rank of the group that a
-  // recv waits for.
+  // `threads`: for its future. `late_results`: of the group. `source`: of a recv.
   OperationWork(int rank, uint64_t number, std::shared_ptr<Operation> operation,
                 std::shared_ptr<CompletionThreads> threads,
-                std::shared_ptr<LateResults> late_results, std::optional<int> source);
+                std::shared_ptr<LateResults> late_results, MessageSource source);
 
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
-  int sourceRank() const override { return source_ ? *source_ : Work::sourceRank(); }
+  int sourceRank() const override { return source_ ? source_() : Work::sourceRank(); }
   std::vector<at::Tensor> result() override { return operation_->outputs(); }
   void synchronize() override { wait(); }
   // kNoTimeout: that of the call, else of the group. Throws Error.
@@ -45,7 +47,7 @@ class OperationWork final : public ::c10d::Work {
   const std::shared_ptr<Operation> operation_;
   const std::shared_ptr<CompletionThreads> threads_;
   const std::shared_ptr<LateResults> late_results_;
-  const std::optional<int> source_;
+  const MessageSource source_;
   std::mutex future_mutex_;
   Future future_;
 };

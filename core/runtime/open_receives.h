@@ -1,0 +1,93 @@
+// The receives from any rank that are under way on this rank.
+//
+// Each source is asked for its next message (Controller::seek()): its runtime answers as soon as
+// the program there has sent it. The answer takes nothing. What is received then is an ordinary
+// message of the two, so a source that is asked in vain only keeps the question. Belongs to whoever
+// holds the seat.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "horon/core/base/config.h"
+#include "horon/core/base/error.h"
+#include "horon/core/negotiation/effects.h"
+#include "horon/core/runtime/open_receive.h"
+
+namespace horon::core {
+
+class Reaper;
+class SetRunner;
+
+class OpenReceives {
+ public:
+  // `runner_of`: of a pair of this rank; not called after finish_all(). Runners of pairs and the
+  // rest outlive this.
+  OpenReceives(const Config& config, int rank, Reaper* reaper,
+               std::function<SetRunner*(uint32_t set)> runner_of);
+
+  void add(std::shared_ptr<OpenReceive> receive, Submission&& submission, Nanos now);
+  // An answer from the other rank of this pair.
+  void note(uint32_t set, const Found& found);
+  // A receive that names its source may have taken the next message.
+  void renew(uint32_t set);
+  // Starts what has found its message. True if anything happened.
+  bool settle();
+  // Ends all, and those that come later.
+  void finish_all(const Error& error) noexcept;
+
+  // Nothing is to be done in settle() and look().
+  bool idle() const { return receives_.empty() && stall_text_.empty(); }
+  // Warns, and makes stall_text() anew: true if it has changed.
+  bool look(Nanos now);
+  // Who waits for what; empty while nobody waits long.
+  const std::string& stall_text() const { return stall_text_; }
+  // What ends a job in which one waits too long.
+  std::optional<Error> overdue(Nanos now) const;
+
+ private:
+  struct Receive {
+    std::shared_ptr<OpenReceive> open;
+    Submission submission;
+    std::vector<SetRunner*> runners;  // by source
+    std::vector<bool> gone;           // sources that send nothing more
+    Nanos since = 0;
+    Nanos next_warning = 0;
+  };
+  struct Question {
+    enum class State : uint8_t { Asked, Found, Gone };
+    uint64_t number = 0;
+    State state = State::Asked;
+  };
+  // True if the receive has ended or has found its message: then it is in the list no longer.
+  bool advance(std::list<Receive>::iterator receive, size_t source);
+  void start(std::list<Receive>::iterator receive, size_t source, const std::string& name);
+  void fail(std::list<Receive>::iterator receive, const Error& error) noexcept;
+  void expect(const Receive& receive, int change);
+  std::string text_of(const Receive& receive, Nanos now) const;
+
+  const int rank_;
+  const Nanos warn_after_;   // 0: never
+  const Nanos abort_after_;  // 0: never
+  Reaper* const reaper_;
+  const std::function<SetRunner*(uint32_t set)> runner_of_;
+  std::list<Receive> receives_;  // the oldest first
+  // By set and name: the latest question about it, until its answer is used. Each source has one
+  // for each tag.
+  std::map<std::pair<uint32_t, std::string>, Question> questions_;
+  std::set<uint32_t> touched_;  // sets of which there is news
+  std::optional<Error> closed_;
+  Nanos looked_at_ = 0;
+  bool fewer_ = false;  // since then
+  std::string stall_text_;
+};
+
+}  // namespace horon::core
