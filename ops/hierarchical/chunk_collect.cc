@@ -33,7 +33,8 @@ int64_t ChunkCollect::begin(int64_t index, std::span<const std::byte* const> inp
   // Before this host's sum is made: the others may have sent theirs.
   for (int distance = 1; is_mine() && distance < layout.hosts; ++distance) {
     const auto host = static_cast<size_t>((layout.host + distance) % layout.hosts);
-    under_way_.push_back(context_.messages.receive(layout.peers[host], tag(), place(host), bytes));
+    under_way_.push_back(
+        context_.messages.receive(layout.peers[host], context_.tag(index_), place(host), bytes));
   }
   const bool is_input = context_.sums.is_input(layout.local_size);
   if (!is_input) context_.sums.add_ranks(inputs, place(own), chunk_.count);
@@ -42,15 +43,10 @@ int64_t ChunkCollect::begin(int64_t index, std::span<const std::byte* const> inp
     output_ = outputs[static_cast<size_t>(chunk_.local_rank)];
   } else {
     const int peer = layout.peers[static_cast<size_t>(chunk_.host)];
-    under_way_.push_back(context_.messages.send_unanswered(peer, tag(), sums_[own], bytes));
+    under_way_.push_back(
+        context_.messages.send_unanswered(peer, context_.tag(index_), sums_[own], bytes));
   }
   return std::ssize(under_way_) * Messages::kPostCost + bytes * (layout.local_size + 1);
-}
-
-// Two peers exchange the chunks of one lane, so tags count within it.
-int ChunkCollect::tag() const {
-  return context_.first_tag +
-         static_cast<int>(index_ / context_.layout.lanes % kChunksOfLaneWithTags);
 }
 
 int64_t ChunkCollect::advance() {

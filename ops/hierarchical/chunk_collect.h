@@ -13,7 +13,7 @@
 
 namespace horon::ops {
 
-// What the chunks of one batch have in common; it outlives them.
+// What the chunks of one reducescatter have in common; it outlives them.
 struct CollectContext {
   Messages& messages;
   const HostsLayout& layout;
@@ -21,6 +21,11 @@ struct CollectContext {
   const HostSums& sums;
   WireType wire_type;
   int first_tag;  // of kChunksOfLaneWithTags
+
+  // Two peers exchange the chunks of one lane, so tags count within it.
+  int tag(int64_t chunk) const {
+    return first_tag + static_cast<int>(chunk / layout.lanes % kChunksOfLaneWithTags);
+  }
 };
 
 class ChunkCollect final : public ChunkWork {
@@ -38,7 +43,6 @@ class ChunkCollect final : public ChunkWork {
 
  private:
   static size_t longest(const CollectContext& context);
-  int tag() const;
   bool is_mine() const { return chunk_.host == context_.layout.host; }
 
   const CollectContext& context_;

@@ -27,7 +27,11 @@ class HostSums {
   bool is_input(int local_size) const;
   // sum[i]: of the inputs of this host's ranks, in the wire type. It overlaps with none of them.
   void add_ranks(std::span<const std::byte* const> inputs, std::byte* sum, int64_t count) const;
-  // The result, from the sums of all hosts, for the ranks of this host.
+  // Not raw and not narrowed: the sum of the sums of some hosts, in the wire type. `sum` may be the
+  // first of them.
+  void add_some(std::span<const std::byte* const> sums, std::byte* sum, int64_t count) const;
+  // The result, from the sums of all hosts, for the ranks of this host; of hosts that have been
+  // added up, one sum stands for them.
   void add_hosts(std::span<const std::byte* const> sums, std::span<std::byte* const> outputs,
                  int64_t count) const;
   // Narrowed, where the result travels too: in the wire type, and what each rank makes of that.

@@ -9,6 +9,7 @@
 #include "horon/ops/choice/algorithm.h"
 #include "horon/ops/hierarchical/block_chunks.h"
 #include "horon/ops/hierarchical/chunk_collect.h"
+#include "horon/ops/hierarchical/chunk_relay.h"
 #include "horon/ops/hierarchical/chunk_spread.h"
 #include "horon/ops/hierarchical/host_sums.h"
 #include "horon/ops/hierarchical/spread_tree.h"
@@ -49,6 +50,30 @@ int64_t most_of_a_host(const core::Topology& topology, const std::vector<int64_t
   return *std::max_element(of_host.begin(), of_host.end());
 }
 
+// Below, what counts is the number of steps.
+constexpr int64_t kRelayBytesMin = 256 << 10;
+
+// Whether a reducescatter goes in a ring: where some host's cable would carry clearly more if all
+// sums came to it at once. In the ring sums travel that are not finished, so in their own type.
+bool is_relayed(const core::Batch& batch, const ChunkedRun::Common& common,
+                const core::Topology& topology) {
+  if (batch.kind != CollectiveKind::Reducescatter || common.layout.hosts < 3) return false;
+  const WireType wire_type = wire_type_of(batch, common);
+  if (wire_type.narrows(batch.dtype)) return false;
+  const WireType of_sums = choose_wire_type(batch.dtype, batch.reduce_op, 0, false, wire_type);
+  const int64_t in_ring = of_sums.bytes(core::total(batch.send_counts));
+  const int64_t most = most_of_a_host(topology, blocks_of(batch, topology.size));
+  const int64_t at_once = (common.layout.hosts - 1) * wire_type.bytes(most);
+  return in_ring >= kRelayBytesMin && at_once > in_ring + in_ring / 4;
+}
+
+// The wire type of what the hosts of a batch add up.
+WireType wire_type_of(const core::Batch& batch, const ChunkedRun::Common& common, bool relayed) {
+  if (batch.kind != CollectiveKind::Reducescatter) return batch.dtype;
+  const WireType usual = wire_type_of(batch, common);
+  return relayed ? choose_wire_type(batch.dtype, batch.reduce_op, 0, false, usual) : usual;
+}
+
 }  // namespace
 
 class HostsExchange::BlocksOfBatch final : public Chunks {
@@ -59,9 +84,11 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
         layout_(parent.common_.layout),
         element_bytes_(static_cast<int64_t>(size_of(batch.dtype))),
         blocks_(blocks_of(batch, parent.topology_.size)),
-        wire_type_(reduces() ? wire_type_of(batch, parent.common_) : batch.dtype),
+        relayed_(is_relayed(batch, parent.common_, parent.topology_)),
+        wire_type_(wire_type_of(batch, parent.common_, relayed_)),
         constants_(parent.common_.constants),
-        raw_((layout_.one_rank_each() && !wire_type_.narrows(batch.dtype)) || !reduces()),
+        raw_(!reduces() ||
+             (layout_.one_rank_each() && !wire_type_.narrows(batch.dtype) && !relayed_)),
         message_(message_elements(layout_, batch.dtype, wire_type_, 1, addends())),
         chunks_(parent.topology_, layout_.lanes, blocks_,
                 chunk_elements(layout_, wire_type_, most_of_a_host(parent.topology_, blocks_),
@@ -77,7 +104,8 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
   int64_t count() const override { return chunks_.count(); }
   int64_t bytes_max() const override { return chunks_.chunk_elements() * element_bytes_; }
   int at_once() const override {
-    return chunks_at_once(layout_, wire_type_, message_, reduces() ? layout_.hosts - 1 : 1);
+    const bool comes_from_all = reduces() && !relayed_;
+    return chunks_at_once(layout_, wire_type_, message_, comes_from_all ? layout_.hosts - 1 : 1);
   }
   ChunkPlace place(int64_t index) const override {
     const BlockChunks::Chunk chunk = chunks_.at(index);
@@ -96,9 +124,11 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
   int64_t output_bytes() const override { return reduces() ? own_bytes() : all_bytes(); }
 
   size_t work_bytes() const override {
+    if (relayed_) return ChunkRelay::memory_bytes(collect_);
     return reduces() ? ChunkCollect::memory_bytes(collect_) : 0;
   }
   std::unique_ptr<ChunkWork> make_work(std::byte* memory) const override {
+    if (relayed_) return std::make_unique<ChunkRelay>(collect_, memory);
     if (reduces()) return std::make_unique<ChunkCollect>(collect_, memory);
     return std::make_unique<ChunkSpread>(spread_);
   }
@@ -107,7 +137,10 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
   bool reduces() const { return kind_ == CollectiveKind::Reducescatter; }
   // A broadcast adds nothing, and its chunks go from host to host. In an allgather a host sends
   // each chunk to all others in one go, which costs as much as to add so many.
-  int64_t addends() const { return kind_ == CollectiveKind::Broadcast ? 1 : layout_.hosts; }
+  int64_t addends() const {
+    if (kind_ == CollectiveKind::Broadcast) return 1;
+    return relayed_ ? 2 : layout_.hosts;
+  }
   static int first_tag(uint64_t number) {
     return kFirstTag + static_cast<int>(number % ExchangeWindow::kDistinct) * kChunksOfLaneWithTags;
   }
@@ -133,6 +166,7 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
   const HostsLayout& layout_;
   const int64_t element_bytes_;
   const std::vector<int64_t> blocks_;  // elements, [member]
+  const bool relayed_;
   const WireType wire_type_;
   const MachineConstants& constants_;
   const bool raw_;
@@ -147,10 +181,10 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
 HostsExchange::HostsExchange(BetweenHosts parts)
     : topology_(parts.topology), common_(std::move(parts)) {}
 
-// Whether it is rounded for the wire goes by the length of the whole.
+// Whether it is rounded for the wire, and in which order hosts are added, goes by the whole.
 bool HostsExchange::same_in_parts(const core::Batch& like) const {
   if (like.kind != CollectiveKind::Reducescatter) return true;
-  return !wire_type_of(like, common_).narrows(like.dtype);
+  return !wire_type_of(like, common_).narrows(like.dtype) && !is_relayed(like, common_, topology_);
 }
 
 std::unique_ptr<core::InFlight> HostsExchange::start(core::Batch batch) {

@@ -110,8 +110,10 @@ std::vector<std::byte> reduced(const core::Batch& batch, int ranks, int64_t begi
   return result;
 }
 
+// `lengths`: elements that each rank gets.
 void prepare_reduction(const World& world, const core::CollectiveOp& op, ExchangeRun& run,
-                       uint64_t sequence, DataType dtype, ReduceOp reduce_op, int64_t longest) {
+                       uint64_t sequence, DataType dtype, ReduceOp reduce_op,
+                       std::vector<int64_t> lengths) {
   core::Batch& batch = run.batch;
   batch.kind = CollectiveKind::Reducescatter;
   batch.sequence = sequence;
@@ -120,15 +122,10 @@ void prepare_reduction(const World& world, const core::CollectiveOp& op, Exchang
   if (reduce_op == ReduceOp::Average) batch.divisor = world.size;
   if (is_floating(dtype) && sequence % 3 == 0) batch.prescale = 2.0;
   if (is_floating(dtype) && sequence % 3 == 1) batch.postscale = 0.5;
-  int64_t own_begin = 0;
-  int64_t total = 0;
-  std::vector<int64_t> send_counts;
-  for (int rank = 0; rank < world.size; ++rank) {
-    if (rank == world.rank) own_begin = total;
-    send_counts.push_back(block_length(sequence, rank, 0, longest));
-    total += send_counts.back();
-  }
-  batch.send_counts = std::move(send_counts);
+  const auto own = lengths.begin() + world.rank;
+  const int64_t own_begin = std::accumulate(lengths.begin(), own, int64_t{0});
+  const int64_t total = std::accumulate(own, lengths.end(), own_begin);
+  batch.send_counts = std::move(lengths);
   batch.count = batch.send_counts[static_cast<size_t>(world.rank)];
   run.content = numbers_of(dtype, sequence, world.rank, 0, total);
   run.expected = reduced(batch, world.size, own_begin);
@@ -178,9 +175,34 @@ void check_reducescatter(const World& world, core::CollectiveOp& op) {
         if (longest == 700001 && (dtype != DataType::Float32 || reduce_op != ReduceOp::Sum)) {
           continue;
         }
+        std::vector<int64_t> lengths;
+        ++sequence;
+        for (int rank = 0; rank < world.size; ++rank) {
+          lengths.push_back(block_length(sequence, rank, 0, longest));
+        }
         auto& run = *runs.emplace_back(std::make_unique<ExchangeRun>());
-        prepare_reduction(world, op, run, ++sequence, dtype, reduce_op, longest);
+        prepare_reduction(world, op, run, sequence, dtype, reduce_op, std::move(lengths));
       }
+    }
+    run_all(world, op, runs, dtype, random);
+  }
+}
+
+void check_reduction_to_one(const World& world, core::CollectiveOp& op) {
+  constexpr int64_t long_enough = 300'001;  // bytes, that it pays to think of who gets them
+  std::mt19937_64 random(static_cast<uint64_t>(world.rank) + 71);
+  uint64_t sequence = 0;
+  for (const DataType dtype : contract_types()) {
+    Runs runs;
+    for (const ReduceOp reduce_op : kAllReduceOps) {
+      if (!exists(dtype, reduce_op)) continue;
+      if (world.refuses && world.refuses(dtype, reduce_op)) continue;
+      ++sequence;
+      std::vector<int64_t> lengths(static_cast<size_t>(world.size));
+      lengths.back() = 5;
+      lengths[sequence % lengths.size()] = long_enough / static_cast<int64_t>(size_of(dtype)) + 1;
+      auto& run = *runs.emplace_back(std::make_unique<ExchangeRun>());
+      prepare_reduction(world, op, run, sequence, dtype, reduce_op, std::move(lengths));
     }
     run_all(world, op, runs, dtype, random);
   }

@@ -61,6 +61,8 @@ void check_broadcast(const World& world, core::CollectiveOp& op);
 void check_allgather(const World& world, core::CollectiveOp& op);
 // Every type, reduction and length, even and uneven blocks; exact.
 void check_reducescatter(const World& world, core::CollectiveOp& op);
+// The same where one rank gets nearly all.
+void check_reduction_to_one(const World& world, core::CollectiveOp& op);
 // Alltoall, Gather or Scatter: blocks of every length, some empty.
 void check_exchange(const World& world, core::CollectiveOp& op, CollectiveKind kind);
 

@@ -24,6 +24,7 @@ class TagCheck final : public Messages {
   // The first message that is received from now on seems to be late until no other is posted.
   void delay_first_receive() { delays_ = true; }
   int64_t sent() const { return sent_; }  // bytes
+  int64_t received() const { return received_; }
   size_t most_under_way() const { return most_under_way_; }
   int largest_tag() const { return largest_tag_; }
 
@@ -32,6 +33,7 @@ class TagCheck final : public Messages {
     return note({true, to, tag}, messages_.send(to, tag, data, bytes));
   }
   Id receive(int from, int tag, std::byte* data, int64_t bytes) override {
+    received_ += bytes;
     const Id id = note({false, from, tag}, messages_.receive(from, tag, data, bytes));
     if (std::exchange(delays_, false)) late_ = id;
     return id;
@@ -65,6 +67,7 @@ class TagCheck final : public Messages {
   bool delays_ = false;
   std::optional<Id> late_;
   int64_t sent_ = 0;
+  int64_t received_ = 0;
   size_t most_under_way_ = 0;
   int largest_tag_ = -1;
   std::set<Message> under_way_;

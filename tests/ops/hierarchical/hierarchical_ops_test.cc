@@ -63,6 +63,7 @@ TEST_F(HierarchicalOps, BlocksInChunks) {
   check_allgather(world_, allgather);
   HierarchicalExchange reducescatter(exchange_, CollectiveKind::Reducescatter);
   check_reducescatter(world_, reducescatter);
+  check_reduction_to_one(world_, reducescatter);
 }
 
 TEST_F(HierarchicalOps, SumsTravelIn16BitsOrBlocksOfInt8) {

@@ -42,6 +42,21 @@ INSTANTIATE_TEST_SUITE_P(Hosts, HostsExchangeThreads,
                          testing::Values(std::vector{0, 0, 1}, std::vector{0, 1, 0, 1, 0}),
                          layout_name);
 
+// Among three hosts and more the sums go in a ring.
+class ReductionToOneThreads : public testing::TestWithParam<std::vector<int>> {};
+
+TEST_P(ReductionToOneThreads, IsRight) {
+  with_thread_hosts(GetParam(), [](const World& world, const BetweenHosts& parts) {
+    HierarchicalExchange op(std::make_shared<HostsExchange>(parts), CollectiveKind::Reducescatter);
+    check_reduction_to_one(world, op);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Hosts, ReductionToOneThreads,
+                         testing::Values(std::vector{0, 1}, std::vector{0, 1, 2},
+                                         std::vector{0, 0, 1, 1, 2}, std::vector{0, 1, 2, 3}),
+                         layout_name);
+
 core::Batch ones(CollectiveKind kind, const World& world, int64_t elements,
                  std::vector<int32_t>& input, std::vector<int32_t>& output) {
   const bool gathers = kind == CollectiveKind::Allgather;
@@ -97,6 +112,44 @@ TEST(HostsExchange, SendsNothingTwiceToAHost) {
   // The block of each of five ranks goes to the two other hosts, or comes from them.
   EXPECT_EQ(sent_by_all({0, 0, 1, 1, 2}, CollectiveKind::Allgather, elements), 10 * bytes);
   EXPECT_EQ(sent_by_all({0, 0, 1, 1, 2}, CollectiveKind::Reducescatter, elements), 10 * bytes);
+}
+
+// The most bytes that one rank receives of a reducescatter of int32.
+int64_t most_received(const std::vector<int>& hosts, const std::vector<int64_t>& blocks) {
+  std::vector<std::shared_ptr<TagCheck>> wires(hosts.size());
+  const auto body = [&](const World& world, const BetweenHosts& parts) {
+    HostsExchange exchange(parts);
+    std::vector<int32_t> input(std::accumulate(blocks.begin(), blocks.end(), size_t{0}), 1);
+    std::vector<int32_t> output(static_cast<size_t>(blocks[static_cast<size_t>(world.rank)]));
+    core::Batch batch;
+    batch.kind = CollectiveKind::Reducescatter;
+    batch.dtype = DataType::Int32;
+    batch.count = std::ssize(output);
+    batch.send_counts = blocks;
+    batch.input = reinterpret_cast<const std::byte*>(input.data());
+    batch.output = reinterpret_cast<std::byte*>(output.data());
+    std::vector<std::unique_ptr<core::InFlight>> in_flight;
+    in_flight.push_back(exchange.start(batch));
+    std::mt19937_64 random(1);
+    drive(world, std::move(in_flight), random);
+    EXPECT_TRUE(all_are(output, world.size));
+  };
+  with_thread_hosts(hosts, body, [&](MessageHub& hub, int rank) {
+    return wires[static_cast<size_t>(rank)] = std::make_shared<TagCheck>(hub, rank);
+  });
+  int64_t most = 0;
+  for (const auto& wire : wires) most = std::max(most, wire->received());
+  return most;
+}
+
+// What few get is handed on, so that nobody's cable carries it from all others. Where all get
+// about as much, or it is short, it comes at once.
+TEST(HostsExchange, AReductionToFewIsRelayed) {
+  EXPECT_EQ(most_received({0, 1, 2, 3}, {0, 100'000, 0, 0}), 400'000);
+  EXPECT_EQ(most_received({0, 1, 2, 3}, {40'000, 0, 0, 60'000}), 400'000);
+  EXPECT_EQ(most_received({0, 1, 2, 3}, {40'000, 20'000, 20'000, 40'000}), 480'000);
+  EXPECT_EQ(most_received({0, 1, 2, 3}, {0, 10'000, 0, 0}), 120'000);
+  EXPECT_EQ(most_received({0, 1}, {100'000, 0}), 400'000);
 }
 
 // There are tags for 512 chunks of a lane.
