@@ -271,7 +271,7 @@ class AtATerminal(unittest.TestCase):
                          f"[0] Name: \nhoronrun: rank 1 on {HOST} ended with exit code 3\n"
                          "horonrun: the job has failed with exit code 3\n")
         # With nothing better to tell, mpirun's own words come.
-        told = self.seen(ask + "sleep 1; kill -KILL $PPID; sleep 1000")
+        told = self.seen(ask + "sleep 1; kill -KILL $PPID; exec sleep 1000")
         self.assertEqual(told.split("\n")[:2], ["[0] Name: ", FRAME])
 
 

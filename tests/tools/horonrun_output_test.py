@@ -220,7 +220,7 @@ for name, value in sorted(os.environ.items()):
     def check_that_it_ends(self, killed_of):
         """Of programs that have not called MPI_Init(). killed_of: which process is killed, of that
         which has started the program and the parent of that"""
-        line = [sys.executable, HORONRUN, "-np", "2", *shell("echo $$ $PPID; sleep 1000")]
+        line = [sys.executable, HORONRUN, "-np", "2", *shell("echo $$ $PPID; exec sleep 1000")]
         with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                               env=CLEAN) as job:
             lines = [job.stdout.readline() for _ in range(2)]

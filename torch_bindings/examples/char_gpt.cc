@@ -255,7 +255,7 @@ int64_t parameter_count(const nn::Module& module) {
 }
 
 int run(int argc, char** argv) {
-  horon::init();
+  if (!example::asks_help(argc, argv)) horon::init();
   Settings settings;
   if (!parse(argc, argv, settings)) return 0;
   if (settings.shape.width % settings.shape.heads != 0) {

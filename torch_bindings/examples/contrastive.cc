@@ -133,7 +133,7 @@ void train(Encoder& encoder, const Settings& settings, const at::Tensor& images,
 }
 
 int run(int argc, char** argv) {
-  horon::init();
+  if (!example::asks_help(argc, argv)) horon::init();
   Settings settings;
   example::Flags flags("Learns to tell images apart without labels, with all ranks of an MPI job");
   flags.add("--data", settings.data, example::kImagesHelp)

@@ -58,6 +58,7 @@ bool parse(int argc, char** argv, Settings& settings) {
 horon::IdxDataset read(const std::string& folder, horon::IdxDataset::Split split) {
   return horon::on_all_ranks([&] {
     horon::IdxDataset dataset(folder, split, {.mean = 0.286, .deviation = 0.353, .classes = 10});
+    example::require_some(dataset.images(), folder);
     example::require_28_by_28(dataset.images(), folder);
     return dataset;
   });
@@ -111,7 +112,7 @@ void train(Net& model, const Settings& settings, const horon::IdxDataset& test,
 }
 
 int run(int argc, char** argv) {
-  horon::init();
+  if (!example::asks_help(argc, argv)) horon::init();
   Settings settings;
   if (!parse(argc, argv, settings)) return 0;
   const torch::Device device = horon::device();

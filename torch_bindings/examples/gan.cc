@@ -166,7 +166,7 @@ void train(nn::Sequential& generator, nn::Sequential& discriminator, const Setti
 }
 
 int run(int argc, char** argv) {
-  horon::init();
+  if (!example::asks_help(argc, argv)) horon::init();
   Settings settings;
   example::Flags flags("Trains a GAN on small images with all ranks of an MPI job");
   flags.add("--data", settings.data, example::kImagesHelp)

@@ -87,8 +87,15 @@ Images load_images(const std::string& data) {
     if (folder == "shapes") return shapes();
     using Split = horon::IdxDataset::Split;
     const horon::IdxDataset train(folder, Split::Train), test(folder, Split::Test);
+    for (const auto* part : {&train, &test}) require_some(part->images(), folder);
     return Images{folder, train.images(), test.images(), test.targets()};
   });
+}
+
+void require_some(const at::Tensor& images, const std::string& origin) {
+  if (images.size(0) > 0) return;
+  throw horon::Error(horon::ErrorCode::InvalidArgument,
+                     origin + ": a file of images holds none; training and test need some each");
 }
 
 void require_28_by_28(const at::Tensor& images, const std::string& origin) {

@@ -18,15 +18,16 @@ struct Images {
 
 // `data`: a folder with IDX files in MNIST's naming; "shapes" for 5,000 drawn discs, rings,
 // squares, ... that are the same everywhere; empty for Fashion-MNIST where Debian has installed it
-// on rank 0's host, else the shapes. Collective; throws on all ranks.
+// on rank 0's host, else the shapes. Collective; throws on all ranks, also if there are no images.
 Images load_images(const std::string& data);
 inline constexpr const char* kImagesHelp =
     "folder with IDX files in MNIST's naming, or \"shapes\" for drawn images "
     "(default: "
     "Fashion-MNIST where it is installed, else shapes)";
 
-// Throws Error(InvalidArgument) that names where they come from, if these images are not of 28 x 28
-// pixels as the model needs them.
+// These throw Error(InvalidArgument) that names where the images come from: if there are none, and
+// if they are not of 28 x 28 pixels as the model needs them.
+void require_some(const at::Tensor& images, const std::string& origin);
 void require_28_by_28(const at::Tensor& images, const std::string& origin);
 
 // Some of the images as float32 [n, 1, height, width] in [-1, 1].

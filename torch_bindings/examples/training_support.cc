@@ -7,16 +7,19 @@
 #include <cstdio>
 #include <filesystem>
 #include <stdexcept>
+#include <string_view>
 #include <type_traits>
 
 #include <ATen/core/Tensor.h>
 #include <CLI/CLI.hpp>
 
+#include "horon/core/base/config.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/replace_file.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
+#include "horon/torch_bindings/guards/rank_zero.h"
 #include "horon/torch_bindings/state/replicas.h"
 
 namespace example {
@@ -68,6 +71,20 @@ std::string with_commas(double number) {
 }
 
 }  // namespace
+
+bool asks_help(int argc, char** argv) {
+  return std::any_of(argv + 1, argv + argc, [](std::string_view argument) {
+    return argument == "--help" || argument == "-h";
+  });
+}
+
+bool is_first() {
+  if (horon::last_rank() >= 0) return horon::is_rank_zero();
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
+    if (horon::core::environment_has(name)) return horon::core::environment_value(name) == "0";
+  }
+  return true;
+}
 
 class Flags::Parser : public CLI::App {
  public:

@@ -13,9 +13,13 @@
 #include <torch/nn/module.h>
 #include <torch/serialize.h>
 
-#include "horon/torch_bindings/guards/rank_zero.h"
-
 namespace example {
+
+// The program is started for its help only, which comes alone: without horon::init().
+bool asks_help(int argc, char** argv);
+
+// This is rank 0. Before horon::init() as far as the launcher's variables tell.
+bool is_first();
 
 // The flags of a program. Each stands for a variable, whose value is the default that --help shows.
 class Flags {
@@ -36,7 +40,7 @@ class Flags {
   // False if all is said already (--help). Throws std::runtime_error for a flag that is wrong, on
   // all ranks alike. `speaks`: this rank prints the help; only a program that starts MPI and parses
   // before horon::init() has to say which rank does.
-  bool parse(int argc, char** argv, bool speaks = horon::is_rank_zero());
+  bool parse(int argc, char** argv, bool speaks = is_first());
 
  private:
   class Parser;
@@ -44,7 +48,7 @@ class Flags {
 };
 
 // The line for an error, on the rank that it belongs to; the exit code. `speaks`: as above.
-int report(const char* program, const std::exception& error, bool speaks = horon::is_rank_zero());
+int report(const char* program, const std::exception& error, bool speaks = is_first());
 
 // As printf(), on rank 0.
 __attribute__((format(printf, 1, 2))) void print(const char* format, ...);

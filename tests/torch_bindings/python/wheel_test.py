@@ -42,6 +42,8 @@ class Wheel(unittest.TestCase):
         for line in (built / "METADATA").read_text().splitlines():
             if not line.startswith("Metadata-Version"):
                 self.assertIn(line, lines)
+        self.assertEqual((made / "licenses/LICENSE").read_text(),
+                         (PACKAGE / "../../LICENSE").read_text())
 
     def test_the_module_can_be_built_by_its_settings(self):
         reader = SettingsReader.from_file("pyproject.toml", {})
