@@ -173,25 +173,31 @@ void time_blocks(const std::vector<Contender>& contenders, const TrainingPlan& p
   }
 }
 
-// A model of its own, whose optimizer has its state shared out over the ranks.
+// A model of its own, whose optimizer has its state shared out over the ranks, and the gradients
+// too if `gradients`.
 template <class Opt>
 struct ShardedTraining {
   template <class Options>
-  ShardedTraining(const std::string& name, const Options& options, at::Device device)
-      : model(make_model(name, static_cast<uint64_t>(rank()), device)),
+  ShardedTraining(const std::string& name, const Options& options, at::Device device,
+                  bool gradients)
+      : ending(gradients ? "sharded_gradients" : "sharded"),
+        model(make_model(name, static_cast<uint64_t>(rank()), device)),
         optimizer(Opt(tensors_of(model), options), model.parameters,
-                  {.name = "bench.sharded." + name, .shard_optimizer_state = true}) {}
+                  {.name = "bench." + ending + "." + name,
+                   .shard_optimizer_state = true,
+                   .shard_gradients = gradients}) {}
 
   void add_to(std::vector<Contender>& contenders, bool fuses) {
     const auto train_with = [this](FusedStep wish) {
       optimizer.set_fused_step(wish);
       train(model, optimizer, [this] { optimizer.step(); });
     };
-    contenders.push_back({"horon_sharded", [=] { train_with(FusedStep::Never); }});
+    contenders.push_back({"horon_" + ending, [=] { train_with(FusedStep::Never); }});
     if (!fuses) return;
-    contenders.push_back({"horon_fused_sharded", [=] { train_with(FusedStep::WherePossible); }});
+    contenders.push_back({"horon_fused_" + ending, [=] { train_with(FusedStep::WherePossible); }});
   }
 
+  std::string ending;
   TrainingModel model;
   DistributedOptimizer<Opt> optimizer;
 };
@@ -229,7 +235,10 @@ class MoreContenders {
  public:
   template <class Options>
   MoreContenders(const std::string& name, const Options& options, const TrainingPlan& plan) {
-    if (plan.shard) sharded_.emplace(name, options, plan.device);
+    if (plan.shard) {
+      sharded_.emplace(name, options, plan.device, false);
+      sharded_gradients_.emplace(name, options, plan.device, true);
+    }
     if (plan.shuffled) {
       for (const bool learns : {true, false}) {
         shuffled_.emplace_back(name, options, plan.device, learns);
@@ -239,7 +248,10 @@ class MoreContenders {
     if (plan.power_sgd > 0) power_sgd_.emplace(name, options, plan.device, plan.power_sgd);
   }
   void add_to(std::vector<Contender>& contenders, bool fuses) {
-    if (sharded_) sharded_->add_to(contenders, fuses);
+    if (sharded_) {
+      sharded_->add_to(contenders, fuses);
+      sharded_gradients_->add_to(contenders, fuses);
+    }
     for (ShuffledTraining<Opt>& training : shuffled_) {
       contenders.push_back({training.contender, [&] { training.step(); }});
     }
@@ -252,12 +264,14 @@ class MoreContenders {
     for (const ShuffledTraining<Opt>& training : shuffled_) {
       if (!ranks_agree(training.model)) return false;
     }
-    return (!sharded_ || ranks_agree(sharded_->model)) && (!local_ || ranks_agree(local_->model)) &&
+    return (!sharded_ ||
+            (ranks_agree(sharded_->model) && ranks_agree(sharded_gradients_->model))) &&
+           (!local_ || ranks_agree(local_->model)) &&
            (!power_sgd_ || ranks_agree(power_sgd_->model));
   }
 
  private:
-  std::optional<ShardedTraining<Opt>> sharded_;
+  std::optional<ShardedTraining<Opt>> sharded_, sharded_gradients_;
   std::deque<ShuffledTraining<Opt>> shuffled_;
   std::optional<LocalSgdTraining<Opt>> local_;
   std::optional<PowerSgdTraining<Opt>> power_sgd_;

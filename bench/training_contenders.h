@@ -38,6 +38,7 @@ struct TrainingTimes {
   //   horon        DistributedOptimizer with FusedStep::Never
   //   horon_fused  DistributedOptimizer with FusedStep::WherePossible
   //   horon_sharded, horon_fused_sharded   the same two with shard_optimizer_state, if asked for
+  //   horon_sharded_gradients, horon_fused_sharded_gradients   and with shard_gradients as well
   //   horon_shuffled, horon_shuffled_fixed   `horon` with the parameters in random order, with and
   //                without learn_bucket_order, if asked for
   //   local_sgd    LibTorch's step and LocalSgd, if asked for

@@ -121,7 +121,9 @@ def check_training(command, ranks):
         expect(model["ranks_agree"], f"parameters differ between ranks: {model}")
         contenders = {"alone", "alone_fused", "floor", "horon", "horon_fused"}
         contenders |= {"gradients"} if has_buckets else set()
-        contenders |= {"horon_sharded", "horon_fused_sharded"} if "--shard" in command else set()
+        if "--shard" in command:
+            for ending in ("sharded", "sharded_gradients"):
+                contenders |= {f"horon_{ending}", f"horon_fused_{ending}"}
         contenders |= {"local_sgd"} if "--local-sgd" in command else set()
         contenders |= {"power_sgd"} if "--power-sgd" in command else set()
         expect(contenders == set(model["block_ms"]), f"contenders: {model}")

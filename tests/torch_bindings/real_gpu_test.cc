@@ -1,6 +1,7 @@
 // Training and collectives on the GPU of each rank, where there is one; the same on the CPU on
 // every machine, so that what the test expects is right.
 #include <cmath>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,21 +38,27 @@ std::string label(const std::string& name, at::Device device) {
   return name + (device.is_cuda() ? ".cuda" : ".cpu");
 }
 
-// Each rank on its shard, on the device; `clip`: the norm to which gradients are clipped, or 0.
+// Each rank on its shard, on the device; `clip`: the norm to which gradients are clipped, or 0;
+// `shares_out`: the optimizer's state and the gradients.
 template <class Opt, class Options>
-Net train_on(at::Device device, const Options& options, double clip) {
+Net train_on(at::Device device, const Options& options, double clip, bool shares_out) {
   Net net = make_net(at::kDouble);
   net->to(device);
+  // No rank has all gradients.
+  const auto norm_of_step = shares_out && clip > 0 ? std::optional(clip) : std::nullopt;
   DistributedOptimizer optimizer(Opt(net->parameters(), options), net->named_parameters(),
                                  {.name = label("train", device),
                                   .op = ReduceOp::Average,
                                   .bucket_bytes = 2000,
-                                  .first_bucket_bytes = 100});
+                                  .first_bucket_bytes = 100,
+                                  .clip_grad_norm = norm_of_step,
+                                  .shard_optimizer_state = shares_out,
+                                  .shard_gradients = shares_out});
   for (int step = 0; step < kSteps; ++step) {
     const Batch mine = shard_of(batch_of(step, at::kDouble));
     optimizer.zero_grad();
     loss_of(net, {mine.images.to(device), mine.labels.to(device)}).backward();
-    if (clip > 0) ::torch::nn::utils::clip_grad_norm_(net->parameters(), clip);
+    if (clip > 0 && !shares_out) ::torch::nn::utils::clip_grad_norm_(net->parameters(), clip);
     optimizer.step();
   }
   expect_equal_on_all_ranks(*net);
@@ -60,7 +67,7 @@ Net train_on(at::Device device, const Options& options, double clip) {
 }
 
 template <class Opt, class Options>
-void compare(const Options& options, double clip = 0) {
+void compare(const Options& options, double clip = 0, bool shares_out = false) {
   Net alone = make_net(at::kDouble);
   Opt plain(alone->parameters(), options);
   for (int step = 0; step < kSteps; ++step) {
@@ -71,7 +78,7 @@ void compare(const Options& options, double clip = 0) {
   }
   for (const at::Device device : RealGpu::devices()) {
     SCOPED_TRACE(device.str());
-    const Net net = train_on<Opt>(device, options, clip);
+    const Net net = train_on<Opt>(device, options, clip, shares_out);
     expect_same_parameters(*net, *alone, 1e-8);
   }
 }
@@ -82,6 +89,11 @@ TEST_F(RealGpu, TrainsAsOneProcessOnTheCpuWithSgd) {
 
 TEST_F(RealGpu, TrainsAsOneProcessOnTheCpuWithAdamAndClipping) {
   compare<optim::AdamW>(optim::AdamWOptions(0.01), 0.5);
+}
+
+TEST_F(RealGpu, TrainsAsOneProcessWithStateAndGradientsSharedOut) {
+  compare<optim::SGD>(optim::SGDOptions(0.05).momentum(0.9), /*clip=*/0, /*shares_out=*/true);
+  compare<optim::Adam>(optim::AdamOptions(0.01), /*clip=*/0.3, /*shares_out=*/true);
 }
 
 torch::nn::Embedding make_table() {

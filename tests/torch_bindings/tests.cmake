@@ -139,6 +139,7 @@ torch_test(collectives/given_results_test 2 3)
 torch_test(collectives/moved_types_test 2 3)
 torch_test(collectives/shared_tensor_test 1 2 3)
 torch_test(collectives/point_to_point_test 2 3)
+torch_test(collectives/recv_from_any_test 2 3 4)
 torch_test(collectives/process_set_test 2 3 4)
 torch_test(collectives/autograd_adjoints_test 2 3 4)
 torch_test(collectives/autograd_test 2 3 4)
@@ -172,18 +173,17 @@ if(NOT HORON_TORCH_WITH_CUDA)
   target_link_libraries(horon_torch_device PUBLIC horon::torch horon_host_gpu)
   torch_test(collectives/gpu_collectives_test 1 2 3 ROOM gpu LIBS horon_torch_device)
   torch_test(collectives/gpu_beside_nccl_test 1 2 3 ROOM gpu LIBS horon_torch_device)
-  torch_test(collectives/gpu_messages_test 2 3 ROOM gpu LIBS horon_torch_device)
-  torch_test(collectives/mixed_ranks_test 2 3 ROOM gpu LIBS horon_torch_device)
   torch_test(gradients/gpu_training_test 1 2 3 ROOM gpu LIBS horon_torch_device)
   torch_test(gradients/gpu_bucket_memory_test 2 ROOM gpu LIBS horon_torch_device)
-  torch_test(gradients/gpu_complex_gradients_test 2 3 ROOM gpu LIBS horon_torch_device)
   torch_test(gradients/gpu_capture_test 1 2 3 ROOM gpu LIBS horon_torch_device)
-  torch_test(gradients/gpu_given_up_backward_test 2 3 ROOM gpu LIBS horon_torch_device)
   torch_test(gradients/gpus_of_some_ranks_test 3 ROOM gpu LIBS horon_torch_device)
+  foreach(test collectives/gpu_messages_test collectives/mixed_ranks_test
+          gradients/gpu_complex_gradients_test gradients/gpu_given_up_backward_test
+          gradients/gpu_shard_gradients_test modules/gpu_modules_test state/gpu_local_sgd_test)
+    torch_test(${test} 2 3 ROOM gpu LIBS horon_torch_device)
+  endforeach()
   torch_test(checkpoint/gpu_checkpoints_test 2 ROOM gpu LIBS horon_torch_device)
   torch_test(state/gpu_state_test 1 2 3 ROOM gpu LIBS horon_torch_device)
-  torch_test(state/gpu_local_sgd_test 2 3 ROOM gpu LIBS horon_torch_device)
-  torch_test(modules/gpu_modules_test 2 3 ROOM gpu LIBS horon_torch_device)
   if(TARGET horon_process_group)
     torch_test(python/gpu_process_group_test 1 2 3 ROOM gpu
                LIBS horon_torch_device horon_process_group)
@@ -265,7 +265,8 @@ foreach(test amp/autocast_test amp/complex_scaler_test lr/schedule_test lr/layer
         tensors/parcels_test)
   torch_test(${test})
 endforeach()
-foreach(test amp/amp_test amp/scaled_ada_scale_test lr/ada_scale_test lr/lr_test
+foreach(test amp/amp_test amp/scaled_ada_scale_test gradients/shard_gradients_test
+        gradients/sharded_state_test lr/ada_scale_test lr/lr_test
         lr/reduce_on_plateau_test modules/activation_checkpoint_test modules/contrastive_loss_test
         modules/convert_sync_batchnorm_test modules/sync_batch_norm_test)
   torch_test(${test} 1 2 3)
@@ -277,7 +278,6 @@ torch_test(gradients/fused_training_test 2)
 torch_test(gradients/step_scaling_test 2 3)
 torch_test(gradients/state_shards_test 1 2 3)
 torch_test(gradients/state_shards_faults_test 2 3)
-torch_test(gradients/sharded_state_test 1 2 3)
 torch_test(gradients/clip_value_test 1 2)
 torch_test(gradients/complex_gradients_test 1 2 3)
 torch_test(gradients/throwing_closures_test 1 2 3)
@@ -373,8 +373,9 @@ torch_test(collectives/large_collectives_test 2 ALONE)
 set_tests_properties(torch_large_collectives_test.np2 PROPERTIES RUN_SERIAL ON)
 # Ranks of several hosts, as far as Horon can tell: shared memory among some of them, MPI between.
 foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reducer_random_test:2+1
-        torch_reducer_traps_test:2+1 torch_backward_ends_test:2+1 torch_process_set_test:2+1
-        torch_process_set_test:1+1+1 torch_session_test:2+2 torch_optimizer_training_test:2+1
+        torch_recv_from_any_test:2+1 torch_reducer_traps_test:2+1 torch_backward_ends_test:2+1
+        torch_process_set_test:2+1 torch_process_set_test:1+1+1
+        torch_session_test:2+2 torch_optimizer_training_test:2+1
         torch_reducer_options_test:2+1 torch_reducer_scopes_test:2+1 torch_reducer_sparse_test:2+1
         torch_reducer_join_test:2+1 torch_plain_rounds_test:2+1 torch_replica_check_test:2+1
         torch_backward_test:2+1 torch_compressed_gradients_test:2+1 torch_int8_gradients_test:2+1

@@ -162,7 +162,10 @@ void GradScaler::unscale(Optimizer& optimizer, torch_detail::ScaledSteps* distri
     record.found_on.push_back(found);
   }
   record.stage = Stage::Unscaled;
-  if (distributed != nullptr) distributed->note_unscaled(scale_);
+  if (distributed == nullptr) return;
+  distributed->note_unscaled(scale_);
+  const auto found = distributed->found_by_owners([&] { return found_in(record); });
+  if (found) record.found = *found;
 }
 
 GradScaler::Record& GradScaler::record_for_step(const Optimizer& optimizer) {

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <numeric>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -24,7 +25,6 @@
 namespace horon::torch_detail {
 namespace {
 
-constexpr size_t kLine = 64;  // of cache
 constexpr int64_t kFlagElements = RoundFlags::kCount;
 
 // Large memory that was never written has no pages.
@@ -38,7 +38,8 @@ std::shared_ptr<std::byte> untouched_memory(size_t bytes) {
 
 GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
                                std::span<const GradientLayout> layouts,
-                               const GradientSettings& settings, bool untouched)
+                               const GradientSettings& settings, std::vector<int64_t> shares,
+                               bool untouched)
     : name_(std::move(name)),
       slots_(std::move(slots)),
       set_(settings.set),
@@ -55,20 +56,37 @@ GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
   const int64_t all_reals = has_flags_ ? flags_begin_ + kFlagElements : reals_;
   const bool idle = sparse_ || untouched;
   size_t all_bytes = std::max(bytes, bytes_of(all_reals));
-  const size_t narrow_at = (all_bytes + kLine - 1) / kLine * kLine;
-  // On a GPU the runtime narrows: one launch for all.
-  if (!idle && device_.is_cpu() && real_dtype_ == at::kFloat &&
-      core::is_16_bit(settings.compression)) {
+  const size_t second_at = core::whole_cache_lines(all_bytes);  // a stretch behind all this
+  // On a GPU the runtime narrows: one launch for all. But a reducescatter has no compression.
+  const bool narrows_here = !idle && (device_.is_cpu() || !shares.empty()) &&
+                            real_dtype_ == at::kFloat && core::is_16_bit(settings.compression);
+  if (narrows_here) {
     narrow_ = {nullptr, core::narrow_type(settings.compression), settings.prescale};
-    all_bytes = narrow_at + static_cast<size_t>(all_reals) * size_of(narrow_.dtype);
+    all_bytes = second_at + static_cast<size_t>(all_reals) * size_of(narrow_.dtype);
+  }
+  size_t shown_bytes = bytes;  // by tensors
+  if (!shares.empty()) {
+    const auto own = shares.begin() + static_cast<ptrdiff_t>(settings.owners->own_member());
+    share_ = {std::accumulate(shares.begin(), own, int64_t{0}), *own,
+              core::whole_cache_lines(all_bytes)};
+    const size_t element = narrows_here ? size_of(narrow_.dtype) : c10::elementSize(real_dtype_);
+    shown_bytes = all_bytes = share_->result_at + static_cast<size_t>(*own) * element;
   }
   take_memory(all_bytes, idle);
-  if (all_bytes > narrow_at) narrow_.memory = memory_.get() + narrow_at;
+  input_ = memory_.get() + (narrows_here ? second_at : 0);
+  if (narrows_here && device_.is_cpu()) narrow_.memory = input_;
   auto* owner = new std::shared_ptr<std::byte>(memory_);
   at::DataPtr data(
       memory_.get(), owner,
       [](void* context) { delete static_cast<std::shared_ptr<std::byte>*>(context); }, device_);
-  storage_ = c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), nullptr, false);
+  storage_ =
+      c10::Storage(c10::Storage::use_byte_size_t(), shown_bytes, std::move(data), nullptr, false);
+  lay_out(layouts, settings, std::move(shares));
+}
+
+// In the memory that it has, and for the runtime.
+void GradientBucket::lay_out(std::span<const GradientLayout> layouts,
+                             const GradientSettings& settings, std::vector<int64_t> shares) {
   std::vector<core::TensorPart> parts;
   int64_t offset = 0;
   for (const size_t slot : slots_) {
@@ -80,7 +98,30 @@ GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
   auto spec =
       std::make_shared<core::EntrySpec>(gradient_spec(settings, data_type_of(real_dtype_, name_)));
   spec->parts = std::move(parts);
+  if (share_) share_out(*spec, std::move(shares));
   spec_ = std::move(spec);
+}
+
+void GradientBucket::share_out(core::EntrySpec& spec, std::vector<int64_t> shares) {
+  at::ScalarType travels = real_dtype_;
+  if (input_ != memory_.get()) {
+    travels = narrow_.dtype == DataType::Float16 ? at::kHalf : at::kBFloat16;
+    spec.dtype = narrow_.dtype;
+    spec.compression = Compression::None;
+    spec.prescale = 1;  // they have been multiplied
+  }
+  spec.kind = CollectiveKind::Reducescatter;
+  spec.piece_bytes = 0;
+  spec.as_one = true;
+  spec.splits = std::move(shares);
+  const auto view = [this](at::ScalarType dtype, size_t begin, int64_t count) {
+    return make_view(dtype, static_cast<int64_t>(begin / c10::elementSize(dtype)), {count}, {1});
+  };
+  share_->values = make_view(real_dtype_, share_->begin, {share_->count}, {1});
+  share_->result = view(travels, share_->result_at, share_->count);
+  if (travels == real_dtype_ || narrows()) return;
+  share_->all = view(real_dtype_, 0, reals_);
+  share_->all_narrow = view(travels, static_cast<size_t>(input_ - memory_.get()), reals_);
 }
 
 void GradientBucket::take_memory(size_t bytes, bool idle) {
@@ -100,21 +141,28 @@ void GradientBucket::take_memory(size_t bytes, bool idle) {
   }
 }
 
-at::Tensor GradientBucket::make_view(int64_t offset, at::IntArrayRef sizes,
+at::Tensor GradientBucket::make_view(at::ScalarType dtype, int64_t offset, at::IntArrayRef sizes,
                                      at::IntArrayRef strides) const {
   // Not narrow() or as_strided(): zero_grad() calls detach_(), which autograd's own views refuse.
   const PlainMode plain;
-  at::Tensor view = at::empty({0}, at::TensorOptions().dtype(dtype_).device(device_));
+  at::Tensor view = at::empty({0}, at::TensorOptions().dtype(dtype).device(device_));
   view.set_(storage_, offset, sizes, strides);
   return view;
 }
 
 at::Tensor GradientBucket::make_view(size_t part) const {
-  return make_view(parts_[part].offset(), parts_[part].sizes(), parts_[part].strides());
+  return make_view(dtype_, parts_[part].offset(), parts_[part].sizes(), parts_[part].strides());
 }
 
 at::Tensor GradientBucket::flat() const {
-  return make_view(0, {static_cast<int64_t>(bytes_of(reals_) / c10::elementSize(dtype_))}, {1});
+  return make_view(dtype_, 0, {static_cast<int64_t>(bytes_of(reals_) / c10::elementSize(dtype_))},
+                   {1});
+}
+
+void GradientBucket::place_result() const {
+  if (!share_ || share_->count == 0) return;
+  const PlainMode plain;
+  share_->values.copy_(share_->result);
 }
 
 void GradientBucket::name_plan(const std::string& plan) {
@@ -139,14 +187,24 @@ void GradientBucket::submit(std::vector<bool> absent, const RoundFlags& flags, b
   submission.set = set_;
   submission.name = name_;
   submission.spec = spec_;
-  submission.memory = {{narrows() ? narrow_.memory : memory_.get(), memory_.get(), count}};
-  submission.narrowed = narrows();
+  submission.memory = {{input_, memory_.get(), count}};
+  submission.narrowed = narrows() && !share_;
   submission.absent = std::move(absent);
   submission.keep_alive = memory_;
+  if (share_) {
+    std::byte* const result = memory_.get() + share_->result_at;
+    submission.memory.front().output = nullptr;
+    submission.allocate_output = [result](size_t /*part*/, int64_t /*elements*/,
+                                          core::MemoryQueue& /*queue*/) { return result; };
+  }
   if (!device_.is_cpu()) {
     note_device(submission, device_);
     if (current_stream_is_captured(device_)) submission.spec = captured(*spec_);
     try {
+      if (share_ && share_->all.defined()) {
+        const bool scales = narrow_.factor != 1;
+        share_->all_narrow.copy_(scales ? share_->all.mul(narrow_.factor) : share_->all);
+      }
       submission.ready = record_current_stream(device_);
     } catch (...) {  // LibTorch's own errors: the other ranks wait for the bucket
       refuse(core::current_error());

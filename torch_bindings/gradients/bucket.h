@@ -7,6 +7,10 @@
 // the flags of the round, where the ranks send them (GradientSettings::has_round_flags()); with
 // Compression::Int8 in a block of their own, since in one with gradients the smaller would be lost.
 //
+// With shard_gradients each rank gets some of the gradients: those of one rank lie in one stretch,
+// which is reduced to it alone. The result comes to a stretch behind all of them, and from there to
+// where .grad shows it.
+//
 // With compression to 16 bits a bucket has a second stretch of memory, of half the size, for what
 // travels. The hooks write the scaled and rounded gradients there, and the result comes back to the
 // first.
@@ -37,12 +41,13 @@ namespace horon::torch_detail {
 
 class GradientBucket {
  public:
-  // `slots` are indices into `layouts`. Takes memory from ops::allocate_host(), or on a GPU from
-  // LibTorch; for a bucket that nobody touches (of a sparse gradient, or on a rank that reduces
-  // alone) only address space.
+  // `slots` are indices into `layouts`. `shares`: real numbers of the gradients that each rank of
+  // the set gets, which lie in the order of ranks; empty: all ranks get all. Takes memory from
+  // ops::allocate_host(), or on a GPU from LibTorch; for a bucket that nobody touches (of a sparse
+  // gradient, or on a rank that reduces alone) only address space.
   GradientBucket(std::string name, std::vector<size_t> slots,
                  std::span<const GradientLayout> layouts, const GradientSettings& settings,
-                 bool untouched);
+                 std::vector<int64_t> shares, bool untouched);
 
   // A tensor over the memory of one part, without autograd history; each call makes a new one.
   at::Tensor make_view(size_t part) const;
@@ -67,6 +72,8 @@ class GradientBucket {
   // On a GPU: the current stream goes on with this memory when `handle` has finished. LibTorch must
   // know, or it may give the memory away too early when nobody holds it any more.
   void note_reader() const;
+  // When `handle` has finished with a result, once: brings it to where the gradients lie.
+  void place_result() const;
   // When `handle` has finished with a result: adds the flags of all ranks.
   void add_flags_to(RoundFlags& flags) const;
 
@@ -88,8 +95,23 @@ class GradientBucket {
   BucketCountdown countdown;
 
  private:
-  at::Tensor make_view(int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) const;
+  // Of this rank's share. The tensors are made once, since a graph may capture what is done with
+  // them.
+  struct Share {
+    int64_t begin = 0;  // in real_dtype_
+    int64_t count = 0;
+    size_t result_at = 0;  // in memory_, in bytes; in the dtype that travels
+    at::Tensor values = {}, result = {};
+    // On a GPU, where gradients travel in 16 bits: they are brought there when the bucket goes.
+    at::Tensor all = {}, all_narrow = {};
+  };
+
+  at::Tensor make_view(at::ScalarType dtype, int64_t offset, at::IntArrayRef sizes,
+                       at::IntArrayRef strides) const;
   void take_memory(size_t bytes, bool idle);
+  void lay_out(std::span<const GradientLayout> layouts, const GradientSettings& settings,
+               std::vector<int64_t> shares);
+  void share_out(core::EntrySpec& spec, std::vector<int64_t> shares);
   void write_flags(const RoundFlags& flags);
   size_t bytes_of(int64_t reals) const {
     return static_cast<size_t>(reals) * c10::elementSize(real_dtype_);
@@ -104,8 +126,10 @@ class GradientBucket {
   std::vector<BucketPart> parts_;
   int64_t reals_ = 0;  // of the gradients, as they travel
   bool has_flags_;
-  int64_t flags_begin_ = 0;  // in real_dtype_
-  NarrowMemory narrow_;      // in memory_
+  int64_t flags_begin_ = 0;     // in real_dtype_
+  NarrowMemory narrow_;         // in memory_
+  std::byte* input_ = nullptr;  // of the collective, in memory_
+  std::optional<Share> share_;  // empty: this rank gets all
   std::shared_ptr<std::byte> memory_;
   // On a GPU: what memory_ is of, and the stream that LibTorch has given it for.
   at::Tensor memory_on_gpu_;

@@ -18,6 +18,7 @@
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/gradients/fused_step.h"
 #include "horon/torch_bindings/gradients/reducer_impl.h"
+#include "horon/torch_bindings/gradients/shard_owners.h"
 #include "horon/torch_bindings/gradients/state_shards.h"
 #include "horon/torch_bindings/gradients/step_scaling.h"
 #include "horon/torch_bindings/tensors/closure_order.h"
@@ -121,14 +122,20 @@ void require_saveable(const ::torch::optim::LBFGS& optimizer) {
 
 OptimizerSteps::OptimizerSteps(const Groups& groups, const NamedTensors& named,
                                const DistributedOptimizerOptions& options)
-    : reducer_({}, parameters_of(groups, named), options),
+    : owners_(options.shard_optimizer_state
+                  ? share_out(parameters_of(groups, named), options.process_set)
+                  : nullptr),
+      reducer_({}, parameters_of(groups, named), options, owners_),
       known_(identities_of(groups)),
       fused_(std::make_unique<FusedUpdate>(options.fused_step)),
       scaling_(std::make_unique<StepScaling>(options)) {
-  const ProcessSet& set = options.process_set;
-  if (!options.shard_optimizer_state || !set.includes_me() || set.size() == 1) return;
+  if (owners_ == nullptr) return;
   shards_ =
-      std::make_unique<StateShards>(reducer_.name(), set, parameters_of(groups, named), groups);
+      std::make_unique<StateShards>(reducer_.name(), options.process_set, owners_,
+                                    !options.shard_gradients, parameters_of(groups, named), groups);
+  if (!options.shard_gradients) return;
+  scaling_->add_up_over_owners(
+      [this](const at::Tensor& found) { return shards_->sum_of_owners(found); });
 }
 
 OptimizerSteps::~OptimizerSteps() = default;
@@ -152,7 +159,8 @@ void OptimizerSteps::adopt(const Groups& groups) {
     while (reducer_.impl_->has_name(name)) name += "'";  // it is in the place of another one
     added.emplace_back(name, parameter);
   }
-  reducer_.add_parameters(added);
+  const auto add = [&] { reducer_.add_parameters(added); };
+  owners_ != nullptr ? owners_->add_for(added, add) : add();
   if (shards_) shards_->add(added, groups);
   known_ = identities_of(groups);
 }
@@ -186,9 +194,11 @@ void OptimizerSteps::before_plain_step(const Groups& groups) {
   try {
     before_step(groups);
   } catch (...) {
-    const bool has_reduced = is_initialized() && reducer_.statistics().steps > rounds;
+    const bool has_reduced = is_initialized() && (reducer_.statistics().steps > rounds ||
+                                                  reducer_.impl_->is_behind_a_round());
     if (has_reduced && reducer_.impl_->leave_step() && shards_) {  // the others wait for its part
-      shards_->refuse_step(core::concat("on rank ", rank(), ": ", core::current_error().what()));
+      shards_->refuse_step(core::concat("on rank ", rank(), ": ", core::current_error().what()),
+                           /*after_sum=*/shards_gradients() && scaling_->needs_norm());
     }
     throw;
   }
@@ -335,6 +345,7 @@ void OptimizerSteps::set_bucket_functions() {
 }
 
 void OptimizerSteps::on_reduced(std::function<void(const BucketView&)> function) {
+  if (function) reducer_.impl_->require_whole_gradients("on_reduced()");
   reducer_.impl_->on_reduced = std::move(function);
 }
 
@@ -355,6 +366,14 @@ void OptimizerSteps::note_unscaled(double scale) {
 }
 std::optional<double> OptimizerSteps::unscaled_by() const {
   return reducer_.statistics().steps == unscaled_round_ ? unscaled_by_ : std::nullopt;
+}
+bool OptimizerSteps::shards_gradients() const {
+  return shards_ != nullptr && reducer_.options().shard_gradients;
+}
+std::optional<bool> OptimizerSteps::found_by_owners(const std::function<bool()>& found) const {
+  if (!shards_gradients()) return std::nullopt;
+  const at::Tensor own = at::scalar_tensor(found() ? 1 : 0, at::kDouble);
+  return shards_->sum_of_owners(own).item<double>() > 0;
 }
 bool OptimizerSteps::step_skipped() const { return scaling_->skips(); }
 std::optional<double> OptimizerSteps::grad_norm() const { return scaling_->norm(); }

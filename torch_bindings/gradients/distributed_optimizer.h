@@ -54,6 +54,7 @@ using DistributedOptimizerOptions = GradientReducerOptions;
 namespace torch_detail {
 
 class FusedUpdate;
+class ShardOwners;
 class StateShards;
 class StepScaling;
 
@@ -124,16 +125,20 @@ class OptimizerSteps {
   void keep_own_state(::torch::optim::Optimizer& optimizer) const;
   // Throws Error(InvalidArgument) if this rank lacks state that others have.
   void require_whole_state() const;
+  // As ScaledSteps says.
+  std::optional<bool> found_by_owners(const std::function<bool()>& found) const;
   GradientReducer& reducer() { return reducer_; }
   const GradientReducer& reducer() const { return reducer_; }
 
  private:
   bool knows(const Groups& groups) const;
+  bool shards_gradients() const;
   void adopt(const Groups& groups);
   void set_bucket_functions();
 
   std::function<void(const BucketView&)> before_bucket_;  // the program's
   std::function<void(const BucketView&)> on_submitted_;
+  std::shared_ptr<ShardOwners> owners_;  // null: the state is not shared out
   GradientReducer reducer_;
   std::vector<const void*> known_;  // the parameters of the groups, in their order
   std::unique_ptr<FusedUpdate> fused_;
@@ -226,6 +231,9 @@ class OptimizerCalls : public ScaledSteps {
   void note_unscaled(double scale) override { steps_->note_unscaled(scale); }
   std::optional<double> unscaled_by() const override { return steps_->unscaled_by(); }
   void leave_out() override { steps_->leave_out(); }
+  std::optional<bool> found_by_owners(const std::function<bool()>& found) override {
+    return steps_->found_by_owners(found);
+  }
   void on_submitted(std::function<void(const BucketView&)> function) override {
     steps_->on_submitted(std::move(function));
   }

@@ -10,23 +10,24 @@ namespace {
 
 const GradientReducerOptions& without_step(const GradientReducerOptions& options) {
   if (options.grad_scale == 1 && !options.skip_nonfinite && !options.clip_grad_norm &&
-      !options.clip_grad_value && !options.shard_optimizer_state) {
+      !options.clip_grad_value && !options.shard_optimizer_state && !options.shard_gradients) {
     return options;
   }
   throw Error(ErrorCode::InvalidArgument,
-              "grad_scale, skip_nonfinite, clip_grad_norm, clip_grad_value and "
-              "shard_optimizer_state are options of DistributedOptimizer; a GradientReducer makes "
-              "no steps");
+              "grad_scale, skip_nonfinite, clip_grad_norm, clip_grad_value, "
+              "shard_optimizer_state and shard_gradients are options of DistributedOptimizer; a "
+              "GradientReducer makes no steps");
 }
 
 }  // namespace
 
 GradientReducer::GradientReducer(const NamedTensors& parameters, GradientReducerOptions options)
-    : GradientReducer(ForOptimizer(), parameters, without_step(options)) {}
+    : GradientReducer(ForOptimizer(), parameters, without_step(options), nullptr) {}
 
 GradientReducer::GradientReducer(ForOptimizer /*tag*/, const NamedTensors& parameters,
-                                 const GradientReducerOptions& options)
-    : impl_(std::make_unique<Impl>(parameters, options)) {}
+                                 const GradientReducerOptions& options,
+                                 std::shared_ptr<const torch_detail::ShardOwners> owners)
+    : impl_(std::make_unique<Impl>(parameters, options, std::move(owners))) {}
 
 GradientReducer::GradientReducer(const torch::nn::Module& module, GradientReducerOptions options)
     : GradientReducer(NamedTensors::parameters_of(module), std::move(options)) {}
@@ -91,7 +92,10 @@ void GradientReducer::before_bucket(std::function<void(const BucketView&)> funct
 }
 
 void GradientReducer::after_bucket(std::function<void(const BucketView&)> function) {
-  if (function) impl_->use_buckets();
+  if (function) {
+    impl_->require_whole_gradients("after_bucket()");
+    impl_->use_buckets();
+  }
   impl_->after_bucket = std::move(function);
 }
 

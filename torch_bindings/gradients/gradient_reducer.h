@@ -78,7 +78,8 @@ namespace horon {
 
 namespace torch_detail {
 class OptimizerSteps;
-}
+class ShardOwners;
+}  // namespace torch_detail
 
 // Who waits for the reduction of gradients.
 enum class WaitIn : uint8_t {
@@ -184,6 +185,13 @@ struct GradientReducerOptions {
   // keep their state in state(), which all but LBFGS do; of parameters that share no memory. Once a
   // rank has joined, step() throws Error(RankLeft), and nothing has moved.
   bool shard_optimizer_state = false;
+  // With shard_optimizer_state: each gradient is reduced to the rank that keeps the state of its
+  // parameter and to no other, by a reducescatter of each bucket, so that a step sends as much as
+  // one without either. On the other ranks .grad is undefined when backward() returns. What is to
+  // see all gradients is done by the options above and by GradScaler, which know it;
+  // torch::nn::utils::clip_grad_norm_() does not. Not with Int8, sparse_as_dense = false,
+  // after_bucket() and AdaScale. Once a rank has joined, backward() throws Error(RankLeft).
+  bool shard_gradients = false;
 };
 
 // A bucket, for the functions that a program sets.
@@ -268,7 +276,7 @@ class GradientReducer {
   // Called at the end of each round for each bucket with gradients, when `flat` holds what every
   // .grad of it will show. What it throws leaves backward() or synchronize() as Error when all
   // buckets have been served; on this rank alone, so end the step with synchronize() or step() all
-  // the same.
+  // the same. Throws Error(InvalidArgument) with shard_gradients.
   void after_bucket(std::function<void(const BucketView&)> function);
 
   // k backward passes make one step from now on (a larger batch by accumulation). Between steps;
@@ -320,8 +328,10 @@ class GradientReducer {
   friend class torch_detail::OptimizerSteps;
   class Impl;
   struct ForOptimizer {};
+  // `owners`: of these parameters, and of those that will be added, where gradients have owners.
   GradientReducer(ForOptimizer, const NamedTensors& parameters,
-                  const GradientReducerOptions& options);
+                  const GradientReducerOptions& options,
+                  std::shared_ptr<const torch_detail::ShardOwners> owners);
   std::unique_ptr<Impl> impl_;
 };
 

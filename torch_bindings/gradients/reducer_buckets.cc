@@ -115,6 +115,25 @@ SlotGroups GradientReducer::Impl::bucket_slots() const {
   return plan;
 }
 
+// What goes to one rank lies in one stretch.
+void GradientReducer::Impl::sort_by_owner(std::vector<size_t>& slots) const {
+  if (settings_.owners == nullptr) return;
+  std::stable_sort(slots.begin(), slots.end(), [this](size_t a, size_t b) {
+    return settings_.owners->member_of(slots_[a].parameter()) <
+           settings_.owners->member_of(slots_[b].parameter());
+  });
+}
+
+// In real numbers; empty: every rank gets all.
+std::vector<int64_t> GradientReducer::Impl::shares_of(const std::vector<size_t>& slots) const {
+  if (settings_.owners == nullptr) return {};
+  std::vector<int64_t> shares(settings_.ranks.size());
+  for (const size_t slot : slots) {
+    shares[settings_.owners->member_of(slots_[slot].parameter())] += layouts_[slot].reals();
+  }
+  return shares;
+}
+
 void GradientReducer::Impl::make_buckets(size_t first_slot) {
   const auto part = std::span(layouts_).subspan(first_slot);
   settings_.device = layouts_.empty() ? c10::Device(c10::kCPU) : layouts_.front().device;
@@ -123,9 +142,10 @@ void GradientReducer::Impl::make_buckets(size_t first_slot) {
   const std::span<const size_t> order = of_all ? std::span(slot_order_) : std::span<size_t>();
   for (std::vector<size_t>& members : plan_buckets(part, settings_.bytes, asked_for, order)) {
     for (size_t& slot : members) slot += first_slot;
+    sort_by_owner(members);
     const size_t number = buckets_.size();
     buckets_.emplace_back(core::concat(name_, ".bucket.", number), std::move(members), layouts_,
-                          settings_, alone_);
+                          settings_, shares_of(members), alone_);
     GradientBucket& bucket = buckets_.back();
     for (size_t i = 0; i < bucket.slots().size(); ++i) {
       GradientSlot& slot = slots_[bucket.slots()[i]];
@@ -140,6 +160,13 @@ void GradientReducer::Impl::make_buckets(size_t first_slot) {
   agree_first_ = true;
   statistics_.buckets = static_cast<int64_t>(buckets_.size());
   statistics_.piece_bytes = settings_.bytes.piece;
+}
+
+void GradientReducer::Impl::require_whole_gradients(const char* call) const {
+  if (settings_.owners == nullptr) return;
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat(call, " of \"", name_, "\" needs all reduced gradients, of which with ",
+                           "shard_gradients a rank has its own alone; leave that out"));
 }
 
 bool GradientReducer::Impl::has_name(const std::string& name) const {
@@ -161,7 +188,7 @@ void GradientReducer::Impl::set_passes(int passes) {
   GradientReducerOptions wanted = options_;
   wanted.backward_passes_per_step = passes;
   const BucketBytes tuned = settings_.bytes;
-  settings_ = settings_of(wanted);  // throws if it is wrong
+  settings_ = settings_of(wanted, settings_.owners);  // throws if it is wrong
   settings_.bytes = tuned;
   options_ = std::move(wanted);
   restart_tuning();

@@ -32,9 +32,10 @@ bool timeline_records() {
 
 }  // namespace
 
-GradientReducer::Impl::Impl(const NamedTensors& parameters, const GradientReducerOptions& options)
+GradientReducer::Impl::Impl(const NamedTensors& parameters, const GradientReducerOptions& options,
+                            std::shared_ptr<const ShardOwners> owners)
     : options_(options),
-      settings_(settings_of(options)),
+      settings_(settings_of(options, std::move(owners))),
       name_(name_or_default(options.name, settings_.set)),
       order_(core::concat(name_, " of set ", settings_.set)),
       destroy_timeout_s_(ops::runtime().config().shutdown_timeout_s),

@@ -59,7 +59,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
  public:
   using BucketFunction = std::function<void(const BucketView&)>;
 
-  Impl(const NamedTensors& parameters, const GradientReducerOptions& options);
+  Impl(const NamedTensors& parameters, const GradientReducerOptions& options,
+       std::shared_ptr<const torch_detail::ShardOwners> owners);
   ~Impl();
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -100,6 +101,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   std::string name_of(const at::Tensor& parameter) const;
   // A gradient has come since the step was synchronized, and nothing will reduce it by itself.
   bool changed_since_synchronize() const;
+  // A round of this step has ended, and no gradient has come since.
+  bool is_behind_a_round() const;
   void set_weight(double weight);
   const std::optional<double>& weight() const { return weight_; }
   void set_passes(int passes);
@@ -107,6 +110,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void refuse_number(const std::string& why) const;
   const GradientReducerOptions& options() const { return options_; }
   bool is_mixed() const { return settings_.mixed; }
+  // Throws Error(InvalidArgument) naming the call if this rank gets some gradients only.
+  void require_whole_gradients(const char* call) const;
   // The optimizer's step was made in one pass that rounds otherwise: on all ranks, or on none, but
   // in mixed sets, where each device rounds in its own way.
   void note_step(bool rounded_otherwise) {
@@ -174,6 +179,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   // reducer_buckets.cc
   torch_detail::SlotGroups groups() const;
   torch_detail::SlotGroups bucket_slots() const;
+  void sort_by_owner(std::vector<size_t>& slots) const;
+  std::vector<int64_t> shares_of(const std::vector<size_t>& slots) const;
   void make_buckets(size_t first_slot);
   std::vector<GradientLayout> current_layouts() const;
   void refuse_new_buckets_in_capture(const std::vector<GradientLayout>& layouts) const;

@@ -89,6 +89,10 @@ bool GradientReducer::Impl::changed_since_synchronize() const {
   return settings_.wait_in == WaitIn::Step && number_.round > 1 && open_ && !round_failed_;
 }
 
+bool GradientReducer::Impl::is_behind_a_round() const {
+  return number_.round > 1 && !open_ && ops::session_number() == session_;
+}
+
 // backward() has run less often than a step has passes.
 bool GradientReducer::Impl::passes_missing() const {
   if (settings_.passes == 1) return false;
@@ -274,6 +278,7 @@ void GradientReducer::Impl::settle(Failures& failures, Failures& of_functions, b
     const bool failed = !arrived || !has_results;
     const bool unused = failed || outcome.unused;
     bool has_gradients = false;  // else it has gone for its flags
+    if (!unused) bucket.place_result();
     if (!unused && scale_ != 1) bucket.flat().mul_(scale_);
     if (on_reduced && !unused) on_reduced(view_of(bucket));
     for (size_t i = 0; i < bucket.slots().size(); ++i) {

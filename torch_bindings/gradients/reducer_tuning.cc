@@ -32,6 +32,7 @@ std::string facts_of(const std::vector<GradientLayout>& layouts, const GradientS
 // Of all gradients as one entry; buckets are shorter.
 core::PieceSizes pieces_of(const std::vector<GradientLayout>& layouts,
                            const GradientSettings& settings) {
+  if (settings.shard_gradients) return {};  // a reducescatter takes no such wish
   int64_t reals = 0;
   for (const GradientLayout& layout : layouts) reals += layout.reals();
   const GradientLayout& first = layouts.front();
@@ -46,7 +47,7 @@ core::PieceSizes pieces_of(const std::vector<GradientLayout>& layouts,
 void GradientReducer::Impl::tune() {
   if (!is_initialized()) return;
   if (!tuner_) {
-    const BucketBytes start = settings_of(options_).bytes;
+    const BucketBytes start = settings_of(options_, settings_.owners).bytes;
     const bool at_start = next_bytes_.value_or(settings_.bytes) == start;
     if (has_functions() && at_start) return wait_until_functions_are_gone();
     waits_for_functions_ = false;

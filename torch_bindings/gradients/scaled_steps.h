@@ -29,6 +29,9 @@ class ScaledSteps {
   virtual std::optional<double> unscaled_by() const = 0;
   // In the place of a step, on all ranks: the gradients are given up, and the next step begins.
   virtual void leave_out() = 0;
+  // With shard_gradients: whether some rank has found something in its gradients; collective. Else
+  // empty, and nothing is asked.
+  virtual std::optional<bool> found_by_owners(const std::function<bool()>& found) = 0;
   // The last step was left out: on all ranks.
   virtual bool step_skipped() const = 0;
 

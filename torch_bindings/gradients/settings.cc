@@ -28,6 +28,25 @@ int64_t bytes_or(const std::optional<int64_t>& wish, int64_t knob, std::string_v
   return wish.value_or(knob);
 }
 
+void check_shards(const GradientReducerOptions& options) {
+  if (!options.shard_gradients) return;
+  if (!options.shard_optimizer_state) {
+    refuse_settings("shard_gradients is given without shard_optimizer_state: the rank that keeps ",
+                    "the state of a parameter gets its gradient; set both");
+  }
+  if (options.op != ReduceOp::Average && options.op != ReduceOp::Sum) {
+    refuse_settings("shard_gradients is for Average and Sum, not for ", to_string(options.op));
+  }
+  if (options.compression == Compression::Int8) {
+    refuse_settings("shard_gradients and compression to int8 are both given, and blocks of int8 ",
+                    "are for allreduces; choose float16 or bfloat16");
+  }
+  if (!options.sparse_as_dense) {
+    refuse_settings("shard_gradients and sparse_as_dense = false are both given: sparse gradients ",
+                    "are reduced on all ranks; choose one");
+  }
+}
+
 void check(const GradientReducerOptions& options) {
   const bool linear = options.op == ReduceOp::Sum || options.op == ReduceOp::Average;
   if (is_bitwise(options.op)) {
@@ -73,6 +92,7 @@ void check(const GradientReducerOptions& options) {
     refuse_settings(
         "check_finite and skip_nonfinite are both given: NaN is an error, or leaves a step out");
   }
+  check_shards(options);
 }
 
 }  // namespace
@@ -93,6 +113,7 @@ std::string GradientSettings::text() const {
   if (clip_grad_norm) text += core::concat(", clipped to norm ", *clip_grad_norm);
   if (clip_grad_value) text += core::concat(", clipped to values of ", *clip_grad_value);
   if (shard_optimizer_state) text += ", optimizer state shared out";
+  if (shard_gradients) text += ", gradients shared out";
   if (mixed) {
     text += ", on ranks with a GPU and without";
   } else if (!device.is_cpu()) {
@@ -102,7 +123,8 @@ std::string GradientSettings::text() const {
   return text;
 }
 
-GradientSettings settings_of(const GradientReducerOptions& options) {
+GradientSettings settings_of(const GradientReducerOptions& options,
+                             std::shared_ptr<const ShardOwners> owners) {
   check(options);
   const core::Config& config = ops::runtime().config();
   GradientSettings settings;
@@ -123,6 +145,10 @@ GradientSettings settings_of(const GradientReducerOptions& options) {
   settings.passes = options.backward_passes_per_step;
   settings.prescale = 1 / options.gradient_predivide_factor;
   settings.postscale = options.gradient_predivide_factor;
+  settings.shard_optimizer_state = options.shard_optimizer_state;
+  settings.shard_gradients =
+      options.shard_gradients && settings.member && settings.ranks.size() > 1;
+  if (settings.shard_gradients) settings.owners = std::move(owners);
   settings.averages_passes = options.average_aggregated_gradients;
   if (options.average_aggregated_gradients) {
     settings.postscale /= settings.passes;
@@ -138,7 +164,6 @@ GradientSettings settings_of(const GradientReducerOptions& options) {
   settings.skip_nonfinite = options.skip_nonfinite;
   settings.clip_grad_norm = options.clip_grad_norm;
   settings.clip_grad_value = options.clip_grad_value;
-  settings.shard_optimizer_state = options.shard_optimizer_state;
   return settings;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 
 #include "horon/torch_bindings/gradients/gradient_reducer.h"
 #include "horon/torch_bindings/gradients/plan.h"
+#include "horon/torch_bindings/gradients/shard_owners.h"
 
 namespace horon::torch_detail {
 
@@ -36,6 +38,9 @@ struct GradientSettings {
   std::optional<double> clip_grad_norm;
   std::optional<double> clip_grad_value;
   bool shard_optimizer_state = false;
+  bool shard_gradients = false;  // and there are several ranks
+  // With shard_gradients: to whom each gradient is reduced.
+  std::shared_ptr<const ShardOwners> owners;
 
   // An older value in .grad is multiplied by this before it is reduced again, so that it comes out
   // unchanged.
@@ -49,13 +54,14 @@ struct GradientSettings {
     return wait_in == WaitIn::Backward && sparse_as_dense && is_linear();
   }
   // The ranks tell each other with the buckets that a round is plain (round_flags.h). Not with
-  // buckets on a GPU: to read them the host would have to wait for it. There each round ends with
-  // the small allreduce of host memory that tells the rest too (round_agreement.h).
+  // buckets on a GPU: to read them the host would have to wait for it. Nor where a rank gets its
+  // own part of a bucket alone. There each round ends with the small allreduce of host memory that
+  // tells the rest too (round_agreement.h).
   static constexpr size_t kRanksMaxOfInt8 = 127;
   // In blocks of int8 a flag that one rank has raised could become zero beside one that all have:
   // with 170 ranks or more, where both the sum of a host and the result are rounded.
   bool has_round_flags() const {
-    return allows_plain_rounds() && all_on_host() &&
+    return allows_plain_rounds() && all_on_host() && !shard_gradients &&
            (compression != Compression::Int8 || ranks.size() <= kRanksMaxOfInt8);
   }
   // To read parameters on a GPU the host would have to wait for it.
@@ -68,8 +74,9 @@ struct GradientSettings {
            (passes == 1 || !averages_passes);
   }
   // An older value in .grad is kept aside and added to the sum. Within the sum it would count once
-  // for each rank that has not joined, and their number is known only afterwards.
-  bool adds_older_value() const { return op == ReduceOp::Sum; }
+  // for each rank that has not joined, and their number is known only afterwards. And with
+  // shard_gradients its owner alone has it.
+  bool adds_older_value() const { return op == ReduceOp::Sum || shard_gradients; }
   // An average of equal values is that value, but not when it goes through blocks with others. In
   // 16 bits it is rounded as every gradient is: to keep it would cost each hook a copy.
   bool keeps_older_value() const {
@@ -81,7 +88,9 @@ struct GradientSettings {
 };
 
 // Throws Error(InvalidArgument) naming the option, Error(NotInitialized).
-GradientSettings settings_of(const GradientReducerOptions& options);
+// `owners`: used with shard_gradients where there are several ranks.
+GradientSettings settings_of(const GradientReducerOptions& options,
+                             std::shared_ptr<const ShardOwners> owners);
 
 // The spec of a reduction of gradients, without its parts.
 core::EntrySpec gradient_spec(const GradientSettings& settings, DataType dtype);

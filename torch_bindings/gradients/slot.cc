@@ -36,7 +36,9 @@ double neutral_element(ReduceOp op) {
 }
 
 GradientSlot::GradientSlot(std::string name, at::Tensor parameter, const GradientSettings& settings)
-    : parameter_(std::move(parameter)),
+    : is_own_(settings.owners == nullptr ||
+              settings.owners->is_own(parameter.unsafeGetTensorImpl())),
+      parameter_(std::move(parameter)),
       settings_(settings),
       name_(std::move(name)),
       kept_(at::Tensor().getIntrusivePtr()),
@@ -117,7 +119,7 @@ void GradientSlot::before_accumulate(std::optional<double> weight) {
     }
   } else if (state_ == State::Idle && holds(current)) {
     use_older_value();
-    if (weight == 0.0) {
+    if (weight == 0.0 && !settings_.adds_older_value()) {
       const PlainMode plain;
       extras().older_values = view_.clone();  // this rank's gradients count 0
     }
@@ -278,6 +280,10 @@ void GradientSlot::inspect(std::optional<double> weight) {
 
 void GradientSlot::settle(const Result& result) {
   at::Tensor& current = grad();
+  if (!is_own_) {
+    current.reset();
+    return end_round();
+  }
   const bool defined = !result.failed && (result.produced || has_older());
   if (result.failed) {
     current.reset();
@@ -303,6 +309,7 @@ void GradientSlot::settle(const Result& result) {
 }
 
 void GradientSlot::settle_reduced() {
+  if (!is_own_) return settle({});
   show_result();
   add_older_value();
   neutral_ = false;

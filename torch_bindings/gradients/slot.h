@@ -115,7 +115,8 @@ class GradientSlot {
     // The reduced late parts of all ranks, sparse if all were, or undefined.
     at::Tensor late;
   };
-  // Makes .grad what a plain program would see, and the slot Idle.
+  // Makes .grad what a plain program would see, or undefined where another rank gets the result;
+  // and the slot Idle.
   void settle(const Result& result);
   // The same for Result{}: some rank contributed, and there is nothing beside the bucket.
   void settle_reduced();
@@ -248,6 +249,7 @@ class GradientSlot {
   bool narrowed_ = false;    // only the narrow memory holds it; until submission .grad is its own
   bool extends_older_ = false;  // between the hooks: what comes is added to the older value
   bool has_weight_ = false;     // Reducing: the weight of this rank is not 0
+  const bool is_own_;           // else another rank gets the result, and this one has no .grad
   int64_t version_ = 0;         // of the view, to see whether somebody wrote
   std::unique_ptr<Extras> extras_;
   at::Tensor aside_;  // before_accumulate() has taken it out of .grad

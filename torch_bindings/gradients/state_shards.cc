@@ -3,18 +3,17 @@
 #include <algorithm>
 #include <deque>
 #include <map>
-#include <sstream>
+#include <span>
 #include <unordered_set>
 #include <utility>
 
-#include <ATen/ops/full.h>
-#include <torch/serialize/archive.h>
+#include <ATen/ops/from_blob.h>
 
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
-#include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/collectives/call_names.h"
+#include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/collectives/grouped_collectives.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/tensors/failures.h"
@@ -25,15 +24,16 @@ namespace horon::torch_detail {
 namespace {
 
 using core::concat;
-using StateMap =
-    std::remove_reference_t<decltype(std::declval<::torch::optim::Optimizer&>().state())>;
-
 // All of one length, so that owners that send in turns keep a network busy both ways; and not too
 // many, since each has a name.
 constexpr int64_t kParcelBytesMin = 1 << 20;
 constexpr int64_t kParcelsOfAStep = 256;
 // Each may take a buffer, and the memory that is saved should stay saved.
 constexpr size_t kParcelsInFlight = 8;
+// Behind the reducer's name. Each has a name of its own, also beside the reducer's ".step", so that
+// a step like the one before freezes.
+constexpr const char* kMoves = ".moves";
+constexpr const char* kSum = ".sum_of_owners";
 
 // While it lives, the parameters have no gradients.
 class HiddenGradients {
@@ -54,40 +54,19 @@ class HiddenGradients {
   std::vector<std::pair<at::Tensor, at::Tensor>> hidden_;
 };
 
-using States = std::vector<std::pair<void*, StateMap::mapped_type>>;
-
-// The state of the parameters that `which` says, which the map has no more.
-template <class Which>
-States take_out(StateMap& state, const Which& which) {
-  States taken;
-  for (auto entry = state.begin(); entry != state.end();) {
-    if (!which(entry->first)) {
-      ++entry;
-      continue;
-    }
-    taken.emplace_back(entry->first, std::move(entry->second));
-    entry = state.erase(entry);
+// 64 in each number.
+void append_bits(std::vector<int64_t>& numbers, const std::vector<bool>& bits) {
+  const size_t first = numbers.size();
+  numbers.resize(first + (bits.size() + 63) / 64);
+  for (size_t i = 0; i < bits.size(); ++i) {
+    if (bits[i]) numbers[first + i / 64] |= int64_t{1} << (i % 64);
   }
-  return taken;
 }
-
-// While it lives, the optimizer has no state of some parameters.
-class StateAside {
- public:
-  template <class Which>
-  StateAside(StateMap& state, const Which& which) : state_(state), aside_(take_out(state, which)) {}
-  ~StateAside() {
-    for (auto& [parameter, state] : aside_) state_[parameter] = std::move(state);
+void raise_bits(std::vector<bool>& bits, std::span<const int64_t> numbers) {
+  for (size_t i = 0; i < bits.size(); ++i) {
+    bits[i] = bits[i] || ((numbers[i / 64] >> (i % 64)) & 1) != 0;
   }
-  StateAside(const StateAside&) = delete;
-  StateAside& operator=(const StateAside&) = delete;
-
- private:
-  StateMap& state_;
-  States aside_;
-};
-
-int64_t bytes_of(const at::Tensor& parameter) { return static_cast<int64_t>(parameter.nbytes()); }
+}
 
 // From the first byte of a tensor to the one behind its last.
 std::pair<const char*, const char*> memory_of(const at::Tensor& tensor) {
@@ -99,47 +78,25 @@ std::pair<const char*, const char*> memory_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-StateShards::StateShards(std::string name, ProcessSet set, const NamedTensors& parameters,
-                         const Groups& groups)
+StateShards::StateShards(std::string name, ProcessSet set,
+                         std::shared_ptr<const ShardOwners> owners, bool whole_gradients,
+                         const NamedTensors& parameters, const Groups& groups)
     : name_(std::move(name)),
       set_(std::move(set)),
-      ranks_(set_.ranks()),
-      me_(ranks_.at(static_cast<size_t>(set_.rank()))),
-      trained_bytes_(ranks_.size()),
-      frozen_bytes_(ranks_.size()) {
+      owners_(std::move(owners)),
+      whole_gradients_(whole_gradients) {
   add(parameters, groups);
 }
 
 void StateShards::add(const NamedTensors& parameters, const Groups& groups) {
-  const size_t first = items_.size();
+  std::unordered_set<const void*> known;
+  for (const Item& item : items_) known.insert(item.parameter.unsafeGetTensorImpl());
   for (const auto& [name, parameter] : parameters) {
-    const bool is_new = owners_.emplace(parameter.unsafeGetTensorImpl(), 0).second;
-    if (is_new) items_.push_back({name, parameter, 0});
+    if (!known.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    items_.push_back({name, parameter, owners_->member_of(parameter)});
   }
-  share_out(first);
   require_apart();
   require_once(groups);
-}
-
-// The longest first, each to the member that has the fewest bytes so far: all ranks find the same,
-// and what was shared out before stays where it is. Frozen ones have no state, and may be many.
-void StateShards::share_out(size_t first) {
-  for (const bool trained : {true, false}) {
-    std::vector<Item*> added;
-    for (size_t i = first; i < items_.size(); ++i) {
-      if (items_[i].parameter.requires_grad() == trained) added.push_back(&items_[i]);
-    }
-    std::stable_sort(added.begin(), added.end(), [](const Item* a, const Item* b) {
-      return bytes_of(a->parameter) > bytes_of(b->parameter);
-    });
-    std::vector<int64_t>& bytes = trained ? trained_bytes_ : frozen_bytes_;
-    for (Item* const item : added) {
-      const auto least = std::min_element(bytes.begin(), bytes.end());
-      *least += bytes_of(item->parameter);
-      item->owner = ranks_[static_cast<size_t>(least - bytes.begin())];
-      owners_[item->parameter.unsafeGetTensorImpl()] = item->owner;
-    }
-  }
 }
 
 // Two owners would move the same memory, each by its own step.
@@ -176,67 +133,88 @@ void StateShards::require_once(const Groups& groups) const {
 }
 
 size_t StateShards::member_of(int rank) const {
-  return static_cast<size_t>(std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin());
-}
-
-bool StateShards::is_own(const void* parameter) const {
-  const auto owner = owners_.find(parameter);
-  return owner == owners_.end() || owner->second == me_;
-}
-
-void StateShards::keep_own(Optimizer& optimizer) {
-  has_ = Has::Part;
-  (void)take_out(optimizer.state(), [this](const void* each) { return !is_own(each); });
+  return static_cast<size_t>(std::find(ranks().begin(), ranks().end(), rank) - ranks().begin());
 }
 
 // In the order of the members. Throws Error(RankLeft) if one of them has joined.
-std::vector<int64_t> StateShards::of_all_ranks(const std::string& name, int64_t own) const {
+std::vector<std::vector<int64_t>> StateShards::of_all_ranks(const std::string& name,
+                                                            std::vector<int64_t> own) const {
   const PlainMode plain;
-  const at::Tensor rows =
-      allgather(at::full({1}, own, at::kLong), {.name = name, .process_set = set_});
-  if (rows.size(0) < std::ssize(ranks_)) {
+  const auto length = std::ssize(own);
+  const at::Tensor rows = allgather(at::from_blob(own.data(), {1, length}, at::kLong),
+                                    {.name = name, .process_set = set_});
+  if (rows.size(0) < std::ssize(ranks())) {
     throw Error(ErrorCode::RankLeft,
                 concat(name, ": a rank has joined, and with it the optimizer's state of its ",
                        "parameters (shard_optimizer_state); let all ranks make as many steps"));
   }
-  const auto* const begin = rows.const_data_ptr<int64_t>();
-  return {begin, begin + rows.numel()};
+  std::vector<std::vector<int64_t>> all;
+  for (int64_t row = 0; row < rows.size(0); ++row) {
+    const auto* const begin = rows.const_data_ptr<int64_t>() + row * length;
+    all.emplace_back(begin, begin + length);
+  }
+  return all;
 }
 
-// Else one rank would receive what another one does not send, or something else.
-void StateShards::agree() const {
+// Those with a gradient here; without whole gradients only the owner has one.
+std::vector<bool> StateShards::own_moves() const {
+  std::vector<bool> moves;
+  for (const Item& item : items_) {
+    const bool counts = whole_gradients_ || item.owner == owners_->own_member();
+    moves.push_back(counts && item.parameter.grad().defined());
+  }
+  return moves;
+}
+
+// Which parameters move. Else one rank would receive what another one does not send, or something
+// else.
+std::vector<bool> StateShards::agree() const {
+  std::vector<bool> moves = own_moves();
   Fingerprint all;
   all.add(has_ == Has::Loaded ? 1 : 0);
-  for (const Item& item : items_) {
-    all.add(2 * static_cast<uint64_t>(item.owner) + (item.parameter.grad().defined() ? 1 : 0));
+  for (size_t i = 0; i < items_.size(); ++i) {
+    all.add(2 * static_cast<uint64_t>(items_[i].owner) + (whole_gradients_ && moves[i] ? 1 : 0));
   }
-  const auto own = static_cast<int64_t>(all.value());
-  const std::vector<int64_t> rows = of_all_ranks(name_ + ".step", own);
-  if (std::all_of(rows.begin(), rows.end(), [own](int64_t each) { return each == own; })) return;
+  std::vector<int64_t> own{static_cast<int64_t>(all.value())};
+  if (!whole_gradients_) append_bits(own, moves);
+  const std::vector<std::vector<int64_t>> rows = of_all_ranks(name_ + kMoves, own);
+  const bool alike = std::all_of(rows.begin(), rows.end(),
+                                 [&](const auto& row) { return row.front() == own.front(); });
+  if (!alike) require_alike(moves);
+  if (!whole_gradients_) {
+    for (const std::vector<int64_t>& row : rows) raise_bits(moves, std::span(row).subspan(1));
+  }
+  return moves;
+}
+
+// The ranks differ, and say in what.
+void StateShards::require_alike(const std::vector<bool>& moves) const {
   std::vector<Fact> facts{{"the optimizer's state", has_ == Has::Loaded
                                                         ? "loaded since the last step"
                                                         : "as the last step has left it"}};
-  for (const Item& item : items_) {
-    const bool moves = item.parameter.grad().defined();
-    facts.push_back({concat("parameter \"", item.name, "\""),
-                     concat("in the shard of rank ", item.owner, moves ? ", with" : ", without",
-                            " a gradient")});
+  for (size_t i = 0; i < items_.size(); ++i) {
+    const int owner = ranks()[items_[i].owner];
+    const char* const gradient = !whole_gradients_ ? ""
+                                 : moves[i]        ? ", with a gradient"
+                                                   : ", without a gradient";
+    facts.push_back({concat("parameter \"", items_[i].name, "\""),
+                     concat("in the shard of rank ", owner, gradient)});
   }
   require_agreement(concat(name_, ".shard_optimizer_state"), facts, {}, set_);
 }
 
-std::vector<StateShards::Parcel> StateShards::parcels() const {
-  std::vector<std::vector<at::Tensor>> moved(ranks_.size());  // by the member that owns them
+std::vector<StateShards::Parcel> StateShards::parcels(const std::vector<bool>& moves) const {
+  std::vector<std::vector<at::Tensor>> moved(ranks().size());  // by the member that owns them
   int64_t bytes = 0;
-  for (const Item& item : items_) {
-    if (!item.parameter.grad().defined()) continue;
-    moved[member_of(item.owner)].push_back(item.parameter);
-    bytes += bytes_of(item.parameter);
+  for (size_t i = 0; i < items_.size(); ++i) {
+    if (!moves[i]) continue;
+    moved[items_[i].owner].push_back(items_[i].parameter);
+    bytes += static_cast<int64_t>(items_[i].parameter.nbytes());
   }
   const int64_t length = std::max(kParcelBytesMin, bytes / kParcelsOfAStep);
-  std::vector<std::vector<Parcel>> of_members(ranks_.size());
-  for (size_t member = 0; member < ranks_.size(); ++member) {
-    const int owner = ranks_[member];
+  std::vector<std::vector<Parcel>> of_members(ranks().size());
+  for (size_t member = 0; member < ranks().size(); ++member) {
+    const int owner = ranks()[member];
     for (std::vector<at::Tensor>& parcel : in_parcels_of(length, moved[member])) {
       const size_t number = of_members[member].size();
       of_members[member].push_back(
@@ -255,14 +233,15 @@ std::vector<StateShards::Parcel> StateShards::parcels() const {
 }
 
 at::Tensor StateShards::step(Optimizer& optimizer, const std::function<at::Tensor()>& own_step) {
-  agree();
+  const std::vector<bool> moves = agree();
   keep_own(optimizer);
-  const std::vector<Parcel> all = parcels();
+  const std::vector<Parcel> all = parcels(moves);
   at::Tensor result;
   try {
     HiddenGradients hidden;
     for (const Item& item : items_) {
-      if (item.owner != me_ && item.parameter.grad().defined()) hidden.hide(item.parameter);
+      const bool is_own = item.owner == owners_->own_member();
+      if (!is_own && item.parameter.grad().defined()) hidden.hide(item.parameter);
     }
     result = own_step();
   } catch (...) {
@@ -276,7 +255,13 @@ at::Tensor StateShards::step(Optimizer& optimizer, const std::function<at::Tenso
   return result;
 }
 
-void StateShards::refuse_step(const std::string& why) const { refuse({name_ + ".step"}, why); }
+void StateShards::refuse_step(const std::string& why, bool after_sum) const {
+  refuse({name_ + (after_sum ? kSum : kMoves)}, why);
+}
+
+at::Tensor StateShards::sum_of_owners(const at::Tensor& found) const {
+  return allreduce(found, {.name = name_ + kSum, .op = ReduceOp::Sum, .process_set = set_});
+}
 
 // The other ranks would wait for what this one does not begin.
 void StateShards::refuse(const std::vector<std::string>& names, const std::string& why) const {
@@ -303,91 +288,6 @@ void StateShards::exchange(const std::vector<Parcel>& parcels) const {
   }
   while (!in_flight.empty()) wait_for_first();
   if (failures.first()) throw Error(*failures.first());
-}
-
-void StateShards::consolidate(Optimizer& optimizer, int to) {
-  const std::string call = concat(name_, ".consolidate_state");
-  const bool is_member = member_of(to) < ranks_.size();
-  require_agreement(
-      call, {{"the rank", std::to_string(to)}},
-      is_member ? std::string()
-                : concat("rank ", to, " is not one of the ranks ", core::list_ranks(ranks_)),
-      set_);
-  const std::vector<int64_t> has = of_all_ranks(call + ".has", static_cast<int64_t>(has_));
-  if (has[member_of(to)] != static_cast<int64_t>(Has::Part)) return;
-  const auto loaded = std::find(has.begin(), has.end(), static_cast<int64_t>(Has::Loaded));
-  if (loaded != has.end()) {
-    const int rank = ranks_[static_cast<size_t>(loaded - has.begin())];
-    throw Error(ErrorCode::InvalidArgument,
-                concat(call, "(", to, "): rank ", rank, " has loaded state since the last step, ",
-                       "which others have not; call broadcast_optimizer_state(optimizer, ", rank,
-                       ") first"));
-  }
-  try {
-    gather_state(optimizer, to, call);
-  } catch (...) {
-    if (me_ == to) keep_own(optimizer);
-    throw;
-  }
-  if (me_ == to) has_ = Has::Whole;
-}
-
-// One owner after the other, so that not all state is there a second time at once.
-void StateShards::gather_state(Optimizer& optimizer, int to, const std::string& call) {
-  const bool here = me_ == to;
-  for (size_t member = 0; member < ranks_.size(); ++member) {
-    const int owner = ranks_[member];
-    if (owner == to) continue;
-    std::string bytes;
-    const auto save = [&] {
-      if (me_ == owner) bytes = save_own(optimizer);
-    };
-    on_all_ranks(save, {.name = call, .process_set = set_, .worker = owner});
-    const std::vector<std::string> of_ranks =
-        gather_bytes(bytes, {.name = call, .root = to, .process_set = set_});
-    const auto load = [&] {
-      if (here) load_theirs(optimizer, of_ranks.at(member), owner);
-    };
-    on_all_ranks(load, {.name = call, .process_set = set_, .worker = to});
-  }
-}
-
-std::string StateShards::save_own(Optimizer& optimizer) {
-  const StateAside theirs(optimizer.state(), [this](const void* each) { return !is_own(each); });
-  std::ostringstream stream;
-  torch::serialize::OutputArchive archive;
-  saves_own_ = true;
-  try {
-    optimizer.save(archive);
-  } catch (...) {
-    saves_own_ = false;
-    throw;
-  }
-  saves_own_ = false;
-  archive.save_to(stream);
-  return std::move(stream).str();
-}
-
-// load() may add to the state that is there, or replace it.
-void StateShards::load_theirs(Optimizer& optimizer, const std::string& bytes, int owner) const {
-  if (items_.empty()) return;
-  std::istringstream stream(bytes);
-  torch::serialize::InputArchive archive;
-  archive.load_from(stream, items_.front().parameter.device());
-  const StateAside others(optimizer.state(), [&](const void* parameter) {
-    const auto found = owners_.find(parameter);
-    return found == owners_.end() || found->second != owner;
-  });
-  optimizer.state().clear();
-  optimizer.load(archive);
-}
-
-void StateShards::require_whole() const {
-  if (saves_own_ || has_ != Has::Part) return;
-  throw Error(ErrorCode::InvalidArgument,
-              concat("save() of the optimizer of \"", name_, "\": its state is shared out over ",
-                     ranks_.size(), " ranks; call consolidate_state(", me_,
-                     ") on all of them first, which gives rank ", me_, " all of it"));
 }
 
 }  // namespace horon::torch_detail

@@ -6,17 +6,21 @@
 // gradient alone; then each owner broadcasts what it has moved. So it works with any optimizer that
 // treats each parameter by itself and keeps its state in state(), and the parameters are the same
 // bits as without it.
+//
+// With shard_gradients each gradient is reduced to the owner alone (reducer_impl.h), and the others
+// hear from the owners which parameters they have moved.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include <torch/optim/optimizer.h>
 
 #include "horon/ops/session/process_set.h"
+#include "horon/torch_bindings/gradients/shard_owners.h"
 #include "horon/torch_bindings/tensors/named_tensors.h"
 
 namespace horon::torch_detail {
@@ -26,11 +30,12 @@ class StateShards {
   using Optimizer = ::torch::optim::Optimizer;
   using Groups = std::vector<::torch::optim::OptimizerParamGroup>;
 
-  // Among the ranks of the set, of which this is one. `name`: of the reducer; the collectives are
-  // called after it. `parameters`: all of the groups, in one order on all ranks. Local. Throws
-  // Error(InvalidArgument) naming parameters that share memory, or one that the groups list twice.
-  StateShards(std::string name, ProcessSet set, const NamedTensors& parameters,
-              const Groups& groups);
+  // `name`: of the reducer; the collectives are called after it. `owners`: of these parameters;
+  // `whole_gradients`: all of them see the reduced gradients. `parameters`: all of the groups, in
+  // one order on all ranks. Local. Throws Error(InvalidArgument) naming parameters that share
+  // memory, or one that the groups list twice.
+  StateShards(std::string name, ProcessSet set, std::shared_ptr<const ShardOwners> owners,
+              bool whole_gradients, const NamedTensors& parameters, const Groups& groups);
   // Those that have come to the groups since, likewise.
   void add(const NamedTensors& parameters, const Groups& groups);
 
@@ -40,14 +45,16 @@ class StateShards {
   // not; Error(RankLeft) if a rank has joined, whose parameters can't be moved: then nothing has
   // moved. What `own_step` throws: the steps of the other ranks fail with it.
   at::Tensor step(Optimizer& optimizer, const std::function<at::Tensor()>& own_step);
-  // In the place of a step that the other ranks make.
-  void refuse_step(const std::string& why) const;
+  // In the place of a step that the other ranks make; `after_sum`: they call sum_of_owners() first.
+  void refuse_step(const std::string& why, bool after_sum) const;
+  // Without whole gradients: what the owners have found in theirs, added up. Collective.
+  at::Tensor sum_of_owners(const at::Tensor& found) const;
 
   // As ShardedState says (sharded_state.h).
   void consolidate(Optimizer& optimizer, int to);
   void note_loaded() { has_ = Has::Loaded; }
   void keep_own(Optimizer& optimizer);
-  const std::vector<int>& ranks() const { return ranks_; }
+  const std::vector<int>& ranks() const { return owners_->ranks(); }
   // Throws Error(InvalidArgument) if this rank lacks state that others have.
   void require_whole() const;
 
@@ -55,7 +62,7 @@ class StateShards {
   struct Item {
     std::string name;
     at::Tensor parameter;
-    int owner = 0;  // a rank of the world
+    size_t owner = 0;  // its index among the ranks
   };
   // Of the parameters of one owner and dtype that a step moves, whole or in parts: what travels
   // together.
@@ -71,14 +78,17 @@ class StateShards {
     Loaded,  // it was loaded here since the last step
   };
 
-  void share_out(size_t first);
   void require_apart() const;
   void require_once(const Groups& groups) const;
+  int me() const { return owners_->me(); }
   size_t member_of(int rank) const;
-  bool is_own(const void* parameter) const;
-  std::vector<int64_t> of_all_ranks(const std::string& name, int64_t own) const;
-  void agree() const;
-  std::vector<Parcel> parcels() const;
+  bool is_own(const void* parameter) const { return owners_->is_own(parameter); }
+  std::vector<std::vector<int64_t>> of_all_ranks(const std::string& name,
+                                                 std::vector<int64_t> own) const;
+  std::vector<bool> own_moves() const;
+  std::vector<bool> agree() const;
+  void require_alike(const std::vector<bool>& moves) const;
+  std::vector<Parcel> parcels(const std::vector<bool>& moves) const;
   void exchange(const std::vector<Parcel>& parcels) const;
   void refuse(const std::vector<std::string>& names, const std::string& why) const;
   void gather_state(Optimizer& optimizer, int to, const std::string& call);
@@ -87,11 +97,9 @@ class StateShards {
 
   const std::string name_;
   const ProcessSet set_;
-  const std::vector<int> ranks_;
-  const int me_;
+  const std::shared_ptr<const ShardOwners> owners_;
+  const bool whole_gradients_;
   std::vector<Item> items_;  // in the order of all ranks
-  std::unordered_map<const void*, int> owners_;
-  std::vector<int64_t> trained_bytes_, frozen_bytes_;  // [member]: of the parameters it owns
   Has has_ = Has::Whole;
   bool saves_own_ = false;
 };

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
@@ -20,6 +22,17 @@ namespace {
 
 at::Tensor values_of(const at::Tensor& gradient) {
   return gradient.layout() == at::kStrided ? gradient : gradient.coalesce().values();
+}
+
+// Of a rank that has no gradients, on the device of the parameters.
+at::Tensor no_squares(const StepScaling::Groups& groups) {
+  at::Tensor none = at::zeros({}, at::kDouble);
+  for (const auto& group : groups) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.requires_grad()) return none.to(parameter.device());
+    }
+  }
+  return none;
 }
 
 }  // namespace
@@ -106,20 +119,34 @@ void StepScaling::decide(const Groups& groups) {
   factor_ = 1 / scale_;
   if (!needs_norm()) return;
   const PlainMode plain;
-  bool on_host = true;
-  for_each_parameter(groups,
-                     [&](const at::Tensor& parameter) { on_host = on_host && parameter.is_cpu(); });
-  on_host ? decide_on_host(groups) : decide_on_device(groups);
+  is_on_host(groups) ? decide_on_host(groups) : decide_on_device(groups);
 }
 
+// All ranks decide in the same way, also those that have no gradient of their own.
+bool StepScaling::is_on_host(const Groups& groups) const {
+  bool on_host = true;
+  for (const auto& group : groups) {
+    for (const at::Tensor& parameter : group.params()) {
+      const bool counts = sum_of_owners_ ? parameter.requires_grad() : parameter.grad().defined();
+      on_host = on_host && (parameter.is_cpu() || !counts);
+    }
+  }
+  return on_host;
+}
+
+// On all ranks, also where another one has its gradient.
 void StepScaling::refuse_complex(const Groups& groups) const {
-  for_each_parameter(groups, [](const at::Tensor& parameter) {
-    if (!parameter.is_complex()) return;
-    throw Error(ErrorCode::InvalidArgument,
-                core::concat("clip_grad_value: there is a complex parameter, of shape ",
-                             core::shape_text(parameter.sizes()), ", and complex numbers have no ",
-                             "order; use clip_grad_norm, or give it an optimizer of its own"));
-  });
+  for (const auto& group : groups) {
+    for (const at::Tensor& parameter : group.params()) {
+      const bool counts = sum_of_owners_ ? parameter.requires_grad() : parameter.grad().defined();
+      if (!counts || !parameter.is_complex()) continue;
+      throw Error(ErrorCode::InvalidArgument,
+                  core::concat("clip_grad_value: there is a complex parameter, of shape ",
+                               core::shape_text(parameter.sizes()),
+                               ", and complex numbers have no order; use clip_grad_norm, or give ",
+                               "it an optimizer of its own"));
+    }
+  }
 }
 
 bool StepScaling::any_not_finite(const Groups& groups) const {
@@ -127,7 +154,8 @@ bool StepScaling::any_not_finite(const Groups& groups) const {
   for_each_parameter(groups, [&](const at::Tensor& parameter) {
     found = found || !all_finite(values_of(parameter.grad()));
   });
-  return found;
+  if (!sum_of_owners_) return found;
+  return sum_of_owners_(at::scalar_tensor(found ? 1 : 0, at::kDouble)).item<double>() > 0;
 }
 
 // The host waits only where it must know whether there is a step.
@@ -136,7 +164,13 @@ void StepScaling::decide_on_device(const Groups& groups) {
   for_each_parameter(groups, [&](const at::Tensor& parameter) {
     gradients.push_back(values_of(parameter.grad()));
   });
-  norm_on_device_ = norm_on_device(gradients).div_(scale_);
+  if (!sum_of_owners_) {
+    norm_on_device_ = norm_on_device(gradients).div_(scale_);
+  } else {
+    const at::Tensor own =
+        gradients.empty() ? no_squares(groups) : norm_on_device(gradients).square_();
+    norm_on_device_ = sum_of_owners_(own).sqrt_().div_(scale_);
+  }
   if (skip_nonfinite_ && !std::isfinite(norm_on_device_.item<double>())) {
     skips_ = any_not_finite(groups);  // of finite numbers a square may overflow
     if (skips_) return;
@@ -160,7 +194,10 @@ void StepScaling::decide_on_host(const Groups& groups) {
   if (std::none_of(parts.begin(), parts.end(), [](double part) { return std::isnan(part); })) {
     std::sort(parts.begin(), parts.end());
   }
-  const double squares = std::accumulate(parts.begin(), parts.end(), 0.0);
+  double squares = std::accumulate(parts.begin(), parts.end(), 0.0);
+  if (sum_of_owners_) {
+    squares = sum_of_owners_(at::scalar_tensor(squares, at::kDouble)).item<double>();
+  }
   forget();
   norm_ = std::sqrt(squares) / scale_;
   if (skip_nonfinite_ && !std::isfinite(squares)) {

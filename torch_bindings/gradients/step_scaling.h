@@ -3,9 +3,11 @@
 //
 // All of it comes to one factor, which the fused step applies in its own pass. The reduced
 // gradients are the same on all ranks to the bit, and so is what follows from them: the ranks need
-// not tell each other.
+// not tell each other. With shard_gradients each rank has some of them, and the sums of all ranks
+// are added up.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -26,6 +28,11 @@ class StepScaling {
   // The options have been checked (settings.h).
   explicit StepScaling(const GradientReducerOptions& options);
 
+  // Each rank has gradients of its own: `sum` adds up over them all, in memory of any device, and
+  // decide() is collective where it needs the norm.
+  void add_up_over_owners(std::function<at::Tensor(const at::Tensor&)> sum) {
+    sum_of_owners_ = std::move(sum);
+  }
   // Throws Error(InvalidArgument).
   void set_grad_scale(double scale);
   void set_skip_nonfinite(bool skip) { skip_nonfinite_ = skip; }
@@ -65,12 +72,14 @@ class StepScaling {
   void decide_on_host(const Groups& groups);
   void decide_on_device(const Groups& groups);
   void refuse_complex(const Groups& groups) const;
+  bool is_on_host(const Groups& groups) const;
   bool any_not_finite(const Groups& groups) const;
   double squares_of(const at::Tensor& parameter) const;
   // Those with a gradient, each once, in the order of the groups.
   template <class Work>
   void for_each_parameter(const Groups& groups, const Work& work) const;
 
+  std::function<at::Tensor(const at::Tensor&)> sum_of_owners_;
   double scale_;
   bool skip_nonfinite_;
   std::optional<double> clip_;

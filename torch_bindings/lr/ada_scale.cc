@@ -86,6 +86,11 @@ AdaScale::AdaScale(Parts parts, lr::Schedule schedule, AdaScaleOptions options)
   if (!schedule_) refuse_ada_scale("the schedule is null");
   const ProcessSet& set = parts_.gradients().process_set;
   alone_ = !set.includes_me() || set.size() == 1;
+  if (parts_.gradients().shard_gradients && !alone_) {
+    refuse_ada_scale(
+        "shard_gradients leaves each rank some of the reduced gradients, and the gain ",
+        "needs all; leave that out");
+  }
   options_.name = torch_detail::given_or_counted_object(options_.name, "ada_scale", set.id());
   state_.ranks = alone_ ? 1 : set.size();
   // The scheduler sets learning rates; the position is not a number of its steps but state_'s.

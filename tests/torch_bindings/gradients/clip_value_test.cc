@@ -59,6 +59,19 @@ TEST(ClipValue, OfGradientsThatStaySparse) {
   EXPECT_TRUE(w[1].equal(at::ones({2})));
 }
 
+// By all ranks, also by those that do not get its gradient.
+TEST(ClipValue, ComplexParametersAreRefused) {
+  for (const bool shards : {false, true}) {
+    std::vector<at::Tensor> parameters = {at::ones({3}, at::kComplexFloat).requires_grad_(),
+                                          leaf({3}), leaf({3})};
+    DistributedOptimizer optimizer(
+        optim::SGD(parameters, 1.0), {},
+        {.clip_grad_value = 1, .shard_optimizer_state = shards, .shard_gradients = shards});
+    (at::real(parameters[0]).sum() + weighted(parameters[1], 1)).backward();
+    EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("there is a complex parameter"));
+  }
+}
+
 TEST(ClipValue, WrongOptions) {
   const at::Tensor w = leaf({4});
   const auto error_with = [&](const DistributedOptimizerOptions& options) {

@@ -158,14 +158,17 @@ TEST(GpuTraining, FusedAdam) {
 }
 
 TEST(GpuTraining, OptimizerStateThatIsSharedOut) {
-  DistributedOptimizerOptions options = kSmallBuckets;
-  options.shard_optimizer_state = true;
-  Training training(options);
-  for (int i = 0; i < 8; ++i) training.step(i);
-  expect_near(training.model->parameters(), trained_alone<optim::SGD>(momentum(), 8));
-  check_replicas_equal(*training.model);
-  training.optimizer.consolidate_state();
-  EXPECT_EQ(training.optimizer.state().size() == 6, rank() == 0 || size() == 1);
+  for (const bool gradients : {false, true}) {
+    DistributedOptimizerOptions options = kSmallBuckets;
+    options.shard_optimizer_state = true;
+    options.shard_gradients = gradients;
+    Training training(options);
+    for (int i = 0; i < 8; ++i) training.step(i);
+    expect_near(training.model->parameters(), trained_alone<optim::SGD>(momentum(), 8));
+    check_replicas_equal(*training.model);
+    training.optimizer.consolidate_state();
+    EXPECT_EQ(training.optimizer.state().size() == 6, rank() == 0 || size() == 1);
+  }
 }
 
 TEST(GpuTraining, CompressionPassesAndSums) {

@@ -101,6 +101,12 @@ TEST(StateShards, ParametersThatHaveNoOneOwnerAreRefused) {
                 Sgd(optim::SGD({first, first}, momentum()), {{"first", first}}, shards());
               }),
               HasSubstr("parameter \"first\" stands in the optimizer twice"));
+  const at::Tensor sparse = at::ones({3}).to_sparse().set_requires_grad(true);
+  EXPECT_THAT(error_of([&] {
+                Sgd(optim::SGD({first, sparse}, momentum()), {{"first", first}, {"sparse", sparse}},
+                    shards());
+              }),
+              HasSubstr("tensor \"sparse\": has layout Sparse"));
 }
 
 // Frozen parameters have no state: the others are shared out as if they were not there.
@@ -237,6 +243,36 @@ TEST(StateShards, AnErrorOfOneRankBehindTheReductionFailsTheStepOfAll) {
   scalars.backward();
   optimizer.step();
   EXPECT_EQ(scalars.values(), (std::vector<double>{0.875, 0.75, 0.625, 0.5}));
+}
+
+// One rank is given a parameter that can't be reduced. It keeps no other waiting, and has no part
+// in who owns what from then on.
+TEST(StateShards, AParameterThatOneRankCanNotAdd) {
+  if (size() == 1) GTEST_SKIP() << "nobody waits";
+  for (const WaitIn wait_in : {WaitIn::Backward, WaitIn::Step}) {
+    for (const bool gradients : {false, true}) {
+      Scalars scalars(3);
+      DistributedOptimizerOptions options = shards();
+      options.wait_in = wait_in;
+      options.shard_gradients = gradients;
+      Sgd optimizer(optim::SGD(scalars.all, momentum()), scalars.named, options);
+      scalars.backward();
+      std::vector<at::Tensor>& parameters = optimizer.param_groups().front().params();
+      const at::Tensor refused = at::zeros({4}, at::kComplexHalf).requires_grad_();
+      if (rank() == 0) parameters.push_back(refused);
+      EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("ComplexHalf"));
+      EXPECT_EQ(scalars.values(), (std::vector<double>{1, 1, 1}));
+      if (rank() == 0) parameters.pop_back();
+      for (int i = 0; i < 2; ++i) {
+        scalars.all.push_back(at::ones({1}).set_requires_grad(true));
+        optimizer.add_param_group(optim::OptimizerParamGroup({scalars.all.back()}));
+      }
+      optimizer.zero_grad();
+      scalars.backward();
+      optimizer.step();
+      EXPECT_EQ(scalars.values(), (std::vector<double>{0.875, 0.75, 0.625, 0.5, 0.375}));
+    }
+  }
 }
 
 // An error of the ranks that share the state is told to the others, which wait for a broadcast.

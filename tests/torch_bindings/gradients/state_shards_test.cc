@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include "horon/tests/support/error_of.h"
+#include "horon/tests/support/statistics_between_collectives.h"
 #include "horon/tests/torch_bindings/gradients/sharded_support.h"
 #include "horon/torch_bindings/amp/grad_scaler.h"
 #include "horon/torch_bindings/session.h"
@@ -50,6 +51,25 @@ TEST(StateShards, AreOfAboutTheSameSize) {
   }
   EXPECT_NEAR(own, all / size(), 120);
   EXPECT_EQ(sum_over_ranks(own), all);
+}
+
+// What each step repeats is frozen in the end: a name stands for one collective.
+TEST(StateShards, AreNotNegotiatedInEachStep) {
+  for (const bool gradients : {false, true}) {
+    auto options = sharded({.clip_grad_norm = 1.0});
+    options.shard_gradients = gradients;
+    Net net = make_net(at::kFloat);
+    DistributedOptimizer optimizer(optim::SGD(net->parameters(), 1e-2), *net, options);
+    int64_t negotiated = 1;
+    for (int step = 0; step < 1000 && negotiated > 0; step += 5) {
+      const Statistics before = test::statistics_between_collectives();
+      train_steps(net, optimizer, step, step + 5);
+      const Statistics after = test::statistics_between_collectives();
+      negotiated =
+          sum_over_ranks(static_cast<int64_t>(after.negotiated_starts - before.negotiated_starts));
+    }
+    EXPECT_EQ(negotiated, 0) << gradients;
+  }
 }
 
 // More than travel at once, some of them too long to travel with others.
