@@ -375,7 +375,7 @@ set_tests_properties(torch_large_collectives_test.np2 PROPERTIES RUN_SERIAL ON)
 foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reducer_random_test:2+1
         torch_recv_from_any_test:2+1 torch_reducer_traps_test:2+1 torch_backward_ends_test:2+1
         torch_process_set_test:2+1 torch_process_set_test:1+1+1
-        torch_session_test:2+2 torch_optimizer_training_test:2+1
+        torch_session_test:2+2 torch_optimizer_training_test:2+1 torch_shard_gradients_test:2+1
         torch_reducer_options_test:2+1 torch_reducer_scopes_test:2+1 torch_reducer_sparse_test:2+1
         torch_reducer_join_test:2+1 torch_plain_rounds_test:2+1 torch_replica_check_test:2+1
         torch_backward_test:2+1 torch_compressed_gradients_test:2+1 torch_int8_gradients_test:2+1
