@@ -28,8 +28,8 @@ class OpenReceive {
   // The ranks that it may come from; fixed.
   virtual size_t sources() const = 0;
   virtual uint32_t set_of(size_t source) const = 0;  // the pair of this rank and the source
-  // The next message of this source that no receive has taken. Throws Error if there can be none
-  // now, which ends the receive.
+  // The next message of this source that no receive has taken. Throws Error(Limit) while there can
+  // be none: asked again in the next turn. Another Error ends the receive.
   virtual Next next(size_t source) = 0;
   // If that is still the next one: this receive has it, and the handle is that of its submission.
   virtual bool take(size_t source, uint64_t number, const std::shared_ptr<HandleState>& handle) = 0;

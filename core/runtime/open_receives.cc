@@ -91,6 +91,10 @@ bool OpenReceives::advance(std::list<Receive>::iterator receive, size_t source) 
       return true;
     }
   } catch (const Error& error) {
+    if (error.code() == ErrorCode::Limit) {
+      touched_.insert(open.set_of(source));  // in the next turn there may be room
+      return false;
+    }
     fail(receive, error);
     return true;
   }

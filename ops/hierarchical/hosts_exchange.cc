@@ -6,6 +6,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/execution/block_layout.h"
+#include "horon/core/execution/chunk_plan.h"
 #include "horon/ops/choice/algorithm.h"
 #include "horon/ops/hierarchical/block_chunks.h"
 #include "horon/ops/hierarchical/chunk_collect.h"
@@ -65,6 +66,25 @@ bool is_relayed(const core::Batch& batch, const ChunkedRun::Common& common,
   const int64_t most = most_of_a_host(topology, blocks_of(batch, topology.size));
   const int64_t at_once = (common.layout.hosts - 1) * wire_type.bytes(most);
   return in_ring >= kRelayBytesMin && at_once > in_ring + in_ring / 4;
+}
+
+// Whether all parts that such a batch is cut into go the way of the whole: of the shorter blocks
+// the last ones have nothing.
+bool is_relayed_as_its_parts(const core::Batch& batch, const ChunkedRun::Common& common,
+                             const core::Topology& topology) {
+  if (common.layout.hosts < 3) return true;
+  const core::ChunkPlan plan = core::plan_chunks_of_blocks(batch.dtype, batch.send_counts);
+  const bool whole = is_relayed(batch, common, topology);
+  core::Batch part = batch;
+  for (int64_t chunk = 0; plan.is_cut() && chunk < plan.chunks; ++chunk) {
+    std::vector<int64_t> counts;
+    for (const int64_t block : batch.send_counts) {
+      counts.push_back(plan.stretch(chunk, block).count);
+    }
+    part.send_counts = std::move(counts);
+    if (is_relayed(part, common, topology) != whole) return false;
+  }
+  return true;
 }
 
 // The wire type of what the hosts of a batch add up.
@@ -184,7 +204,8 @@ HostsExchange::HostsExchange(BetweenHosts parts)
 // Whether it is rounded for the wire, and in which order hosts are added, goes by the whole.
 bool HostsExchange::same_in_parts(const core::Batch& like) const {
   if (like.kind != CollectiveKind::Reducescatter) return true;
-  return !wire_type_of(like, common_).narrows(like.dtype) && !is_relayed(like, common_, topology_);
+  return !wire_type_of(like, common_).narrows(like.dtype) &&
+         is_relayed_as_its_parts(like, common_, topology_);
 }
 
 std::unique_ptr<core::InFlight> HostsExchange::start(core::Batch batch) {

@@ -152,6 +152,27 @@ TEST(HostsExchange, AReductionToFewIsRelayed) {
   EXPECT_EQ(most_received({0, 1}, {100'000, 0}), 400'000);
 }
 
+bool may_be_cut(const std::vector<int>& hosts, const std::vector<int64_t>& blocks) {
+  std::vector<char> may(hosts.size());
+  with_thread_hosts(hosts, [&](const World& world, const BetweenHosts& parts) {
+    core::Batch batch;
+    batch.kind = CollectiveKind::Reducescatter;
+    batch.send_counts = blocks;
+    may[static_cast<size_t>(world.rank)] = HostsExchange(parts).same_in_parts(batch) ? 1 : 0;
+  });
+  EXPECT_TRUE(all_are(may, may.front()));
+  return may.front() != 0;
+}
+
+// In the ring hosts are added in another order, so the parts must go the way of the whole.
+TEST(HostsExchange, WhatMayBeCutGoesTheSameWayInParts) {
+  EXPECT_TRUE(may_be_cut({0, 1, 2}, {1 << 20, 1 << 20, 1 << 20}));
+  EXPECT_TRUE(may_be_cut({0, 1, 2}, {0, 0, 3 << 20}));
+  EXPECT_FALSE(may_be_cut({0, 1, 2}, {1 << 20, 3 << 18, 3 << 18}));
+  EXPECT_TRUE(may_be_cut({0, 1, 1}, {1 << 20, 3 << 18, 3 << 18}));
+  EXPECT_TRUE(may_be_cut({0, 1, 2}, {1 << 20, 1 << 20, (1 << 20) - 1000}));
+}
+
 // There are tags for 512 chunks of a lane.
 TEST(HostsExchange, AChunkThatIsLateKeepsItsTag) {
   const int64_t elements = kMessageBytes / 4 * 600;

@@ -111,12 +111,21 @@ class GpuBlockChunks : public GpuSession {
     return rows;
   }
 
+  // Of three hosts and more the sums of the last chunks go in a ring, which adds the hosts in
+  // another order, while those of the whole come to each at once.
+  static std::vector<int64_t> more_on_first(int64_t most) {
+    std::vector<int64_t> rows = alike(most / 4 * 3);
+    rows.front() = most;
+    return rows;
+  }
+
   void check_all() {
     for (const CollectiveKind kind : {CollectiveKind::Allgather, CollectiveKind::Reducescatter}) {
       for (const int64_t rows : {chunk(), chunk() + 1, 5 * chunk() + 77}) {
         check({kind, alike(rows), {1}});
         check({kind, rising(rows), {1}});
         check({kind, rising(rows / 8), {1, 13, 2}});
+        check({kind, more_on_first(rows), {1}});
       }
       check({kind, of_last(3 * chunk() * size()), {1}});
     }

@@ -121,6 +121,39 @@ TEST(RecvFromAny, BothKindsOnOneTag) {
   barrier();
 }
 
+// Receives that name a rank may have all numbers of its messages. Then others may still send, and
+// it too when one of these has come.
+TEST(RecvFromAny, WaitsForANumberToBeFree) {
+  constexpr int kNumbers = 1'024;
+  const PointToPointOptions options = {.tag = 9};
+  const int other = size() - 1;
+  if (rank() == 0) {
+    const at::Tensor named = at::zeros({kNumbers}, at::kInt), any = at::zeros({1}, at::kInt);
+    std::vector<Handle> from_other;
+    for (int i = 0; i < kNumbers; ++i) {
+      from_other.push_back(recv_async(named.slice(0, i, i + 1), other, options));
+    }
+    for (int source = 1; source < size(); ++source) {
+      const ReceiveHandle from_any = recv_async(any, kAnySource, options);
+      barrier();  // one after the other sends
+      EXPECT_EQ(from_any.source(), source);
+      EXPECT_EQ(any.item<int>(), source == other ? kNumbers : source);
+      barrier();
+    }
+    for (const Handle& each : from_other) (void)each.wait();
+    expect_equal(named, at::arange(kNumbers, at::kInt));
+  } else {
+    for (int source = 1; source < size(); ++source) {
+      barrier();
+      for (int i = 0; rank() == source && source == other && i <= kNumbers; ++i) {
+        send(at::full({1}, i, at::kInt), 0, options);
+      }
+      if (rank() == source && source != other) send(at::full({1}, source, at::kInt), 0, options);
+      barrier();
+    }
+  }
+}
+
 TEST(RecvFromAny, SeveralThreads) {
   constexpr int kEach = 50, kThreads = 3;
   if (rank() == 0) {
