@@ -56,7 +56,7 @@ void print_titles(const Options& options) {
               std::string(version()).c_str(), size(), at::get_num_threads(), options.device.c_str(),
               options.plan.optimizer.c_str(), options.plan.blocks);
   std::printf("# medians over blocks, in brackets the lower and the upper quartile\n");
-  std::printf("%-10s %-20s %10s  %-24s %-24s %s\n", "model", "contender", "ms a step",
+  std::printf("%-10s %-29s %10s  %-24s %-24s %s\n", "model", "contender", "ms a step",
               "over a step alone", "over the floor", "CPU time over a step alone");
 }
 
@@ -70,7 +70,7 @@ std::string text_of(const std::vector<double>& ratios) {
 
 void print_model(const TrainingTimes& times) {
   for (const auto& [contender, seconds] : times.seconds) {
-    std::printf("%-10s %-20s %10.2f  %-24s %-24s %s\n", times.model.c_str(), contender.c_str(),
+    std::printf("%-10s %-29s %10.2f  %-24s %-24s %s\n", times.model.c_str(), contender.c_str(),
                 bench::median(seconds) * 1e3, text_of(times.ratios(contender, "alone")).c_str(),
                 text_of(times.ratios(contender, "floor")).c_str(),
                 text_of(times.cpu_ratios(contender, "alone")).c_str());
