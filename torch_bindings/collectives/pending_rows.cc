@@ -10,6 +10,7 @@
 #include "horon/core/base/text.h"
 #include "horon/core/execution/memory_queue.h"
 #include "horon/ops/session/running_job.h"
+#include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/pending_collective.h"
 #include "horon/torch_bindings/collectives/result_memory.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
