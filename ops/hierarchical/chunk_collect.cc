@@ -1,22 +1,15 @@
 #include "horon/ops/hierarchical/chunk_collect.h"
 
-#include "horon/core/base/round_up.h"
-
 namespace horon::ops {
 
-size_t ChunkCollect::longest(const CollectContext& context) {
-  return core::whole_cache_lines(
-      static_cast<size_t>(context.wire_type.bytes(context.chunks.chunk_elements())));
-}
-
 size_t ChunkCollect::memory_bytes(const CollectContext& context) {
-  return static_cast<size_t>(context.layout.hosts) * longest(context);
+  return static_cast<size_t>(context.layout.hosts) * context.sum_bytes();
 }
 
 ChunkCollect::ChunkCollect(const CollectContext& context, std::byte* memory)
     : context_(context), memory_(memory) {
   for (int host = 0; host < context.layout.hosts; ++host) {
-    sums_.push_back(memory + static_cast<size_t>(host) * longest(context));
+    sums_.push_back(memory + static_cast<size_t>(host) * context.sum_bytes());
   }
 }
 
@@ -29,7 +22,7 @@ int64_t ChunkCollect::begin(int64_t index, std::span<const std::byte* const> inp
   over_ = false;
   const int64_t bytes = context_.wire_type.bytes(chunk_.count);
   const auto own = static_cast<size_t>(layout.host);
-  const auto place = [&](size_t host) { return memory_ + host * longest(context_); };
+  const auto place = [&](size_t host) { return memory_ + host * context_.sum_bytes(); };
   // Before this host's sum is made: the others may have sent theirs.
   for (int distance = 1; is_mine() && distance < layout.hosts; ++distance) {
     const auto host = static_cast<size_t>((layout.host + distance) % layout.hosts);

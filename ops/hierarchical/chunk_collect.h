@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "horon/core/base/round_up.h"
 #include "horon/ops/hierarchical/block_chunks.h"
 #include "horon/ops/hierarchical/chunks.h"
 #include "horon/ops/hierarchical/exchange_plan.h"
@@ -22,6 +23,10 @@ struct CollectContext {
   WireType wire_type;
   int first_tag;  // of kChunksOfLaneWithTags
 
+  // Of the sum of the longest chunk as it travels, in whole lines of cache.
+  size_t sum_bytes() const {
+    return core::whole_cache_lines(static_cast<size_t>(wire_type.bytes(chunks.chunk_elements())));
+  }
   // Two peers exchange the chunks of one lane, so tags count within it.
   int tag(int64_t chunk) const {
     return first_tag + static_cast<int>(chunk / layout.lanes % kChunksOfLaneWithTags);
@@ -42,7 +47,6 @@ class ChunkCollect final : public ChunkWork {
   int64_t index() const override { return index_; }
 
  private:
-  static size_t longest(const CollectContext& context);
   bool is_mine() const { return chunk_.host == context_.layout.host; }
 
   const CollectContext& context_;

@@ -2,19 +2,12 @@
 
 #include <array>
 
-#include "horon/core/base/round_up.h"
-
 namespace horon::ops {
 
-size_t ChunkRelay::longest(const CollectContext& context) {
-  return core::whole_cache_lines(
-      static_cast<size_t>(context.wire_type.bytes(context.chunks.chunk_elements())));
-}
-
-size_t ChunkRelay::memory_bytes(const CollectContext& context) { return 2 * longest(context); }
+size_t ChunkRelay::memory_bytes(const CollectContext& context) { return 2 * context.sum_bytes(); }
 
 ChunkRelay::ChunkRelay(const CollectContext& context, std::byte* memory)
-    : context_(context), received_(memory), sum_(memory + longest(context)) {}
+    : context_(context), received_(memory), sum_(memory + context.sum_bytes()) {}
 
 int ChunkRelay::step() const {
   const HostsLayout& layout = context_.layout;

@@ -34,7 +34,6 @@ class ChunkRelay final : public ChunkWork {
   int64_t index() const override { return index_; }
 
  private:
-  static size_t longest(const CollectContext& context);
   // 0: this host begins.
   int step() const;
   bool is_last() const { return chunk_.host == context_.layout.host; }

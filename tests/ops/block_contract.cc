@@ -132,6 +132,16 @@ void prepare_reduction(const World& world, const core::CollectiveOp& op, Exchang
   run.allocate(world, op);
 }
 
+// That the op has.
+std::vector<ReduceOp> reductions_of(const World& world, DataType dtype) {
+  std::vector<ReduceOp> all;
+  for (const ReduceOp reduce_op : kAllReduceOps) {
+    const bool refused = world.refuses && world.refuses(dtype, reduce_op);
+    if (exists(dtype, reduce_op) && !refused) all.push_back(reduce_op);
+  }
+  return all;
+}
+
 using Runs = std::vector<std::unique_ptr<ExchangeRun>>;
 
 void run_all(const World& world, core::CollectiveOp& op, const Runs& runs, DataType dtype,
@@ -167,9 +177,7 @@ void check_reducescatter(const World& world, core::CollectiveOp& op) {
   uint64_t sequence = 0;
   for (const DataType dtype : contract_types()) {
     Runs runs;
-    for (const ReduceOp reduce_op : kAllReduceOps) {
-      if (!exists(dtype, reduce_op)) continue;
-      if (world.refuses && world.refuses(dtype, reduce_op)) continue;
+    for (const ReduceOp reduce_op : reductions_of(world, dtype)) {
       for (const int64_t longest : {0, 1, 7, 3001, 100001, 700001}) {
         // The longest takes more than one step of an op; once is enough of so much memory.
         if (longest == 700001 && (dtype != DataType::Float32 || reduce_op != ReduceOp::Sum)) {
@@ -194,9 +202,7 @@ void check_reduction_to_one(const World& world, core::CollectiveOp& op) {
   uint64_t sequence = 0;
   for (const DataType dtype : contract_types()) {
     Runs runs;
-    for (const ReduceOp reduce_op : kAllReduceOps) {
-      if (!exists(dtype, reduce_op)) continue;
-      if (world.refuses && world.refuses(dtype, reduce_op)) continue;
+    for (const ReduceOp reduce_op : reductions_of(world, dtype)) {
       ++sequence;
       std::vector<int64_t> lengths(static_cast<size_t>(world.size));
       lengths.back() = 5;

@@ -122,24 +122,25 @@ void StepScaling::decide(const Groups& groups) {
   is_on_host(groups) ? decide_on_host(groups) : decide_on_device(groups);
 }
 
-// All ranks decide in the same way, also those that have no gradient of their own.
+// Here or on another rank: all ranks decide in the same way, also those that have no gradient.
+bool StepScaling::takes_part(const at::Tensor& parameter) const {
+  return sum_of_owners_ ? parameter.requires_grad() : parameter.grad().defined();
+}
+
 bool StepScaling::is_on_host(const Groups& groups) const {
   bool on_host = true;
   for (const auto& group : groups) {
     for (const at::Tensor& parameter : group.params()) {
-      const bool counts = sum_of_owners_ ? parameter.requires_grad() : parameter.grad().defined();
-      on_host = on_host && (parameter.is_cpu() || !counts);
+      on_host = on_host && (parameter.is_cpu() || !takes_part(parameter));
     }
   }
   return on_host;
 }
 
-// On all ranks, also where another one has its gradient.
 void StepScaling::refuse_complex(const Groups& groups) const {
   for (const auto& group : groups) {
     for (const at::Tensor& parameter : group.params()) {
-      const bool counts = sum_of_owners_ ? parameter.requires_grad() : parameter.grad().defined();
-      if (!counts || !parameter.is_complex()) continue;
+      if (!parameter.is_complex() || !takes_part(parameter)) continue;
       throw Error(ErrorCode::InvalidArgument,
                   core::concat("clip_grad_value: there is a complex parameter, of shape ",
                                core::shape_text(parameter.sizes()),

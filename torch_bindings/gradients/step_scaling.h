@@ -72,6 +72,7 @@ class StepScaling {
   void decide_on_host(const Groups& groups);
   void decide_on_device(const Groups& groups);
   void refuse_complex(const Groups& groups) const;
+  bool takes_part(const at::Tensor& parameter) const;
   bool is_on_host(const Groups& groups) const;
   bool any_not_finite(const Groups& groups) const;
   double squares_of(const at::Tensor& parameter) const;
