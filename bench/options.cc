@@ -85,8 +85,13 @@ void add_bytes(CLI::App& app, const std::string& flags, int64_t& bytes, const st
     const bool fits = CLI::detail::lexical_cast(text, number) && errno != ERANGE;
     return fits ? std::string() : "\"" + text + "\" is no number of bytes below 2^63";
   };
+  // Plain numbers are left to find_fault: versions of CLI11 differ in what they say of long ones.
+  const auto multiply = [](std::string& text) {
+    const bool has_unit = text.find_first_not_of("0123456789") != std::string::npos;
+    return has_unit ? CLI::AsSizeValue(false)(text) : std::string();
+  };
   app.add_option(flags, bytes, what)
-      ->transform(CLI::AsSizeValue(false))
+      ->transform(CLI::Validator(multiply, "SIZE [b, kb(=1024b), ...]"))
       ->check(CLI::Validator(find_fault, ""))
       ->capture_default_str();
 }

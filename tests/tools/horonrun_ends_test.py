@@ -75,13 +75,13 @@ class Jobs(unittest.TestCase):
                    f"rank 1 on {HOST} ended with exit code 3")
 
     def test_verbose_shows_mpiruns_words_too(self):
-        told = horonrun("-np", "1", "--verbose", "sh", "-c", "exit 3").stderr
-        self.assertIn("Primary job", told)
-        self.assertIn(f"horonrun: rank 0 on {HOST} ended with exit code 3\n", told)
+        told = horonrun("-np", "1", "--verbose", "sh", "-c", "kill -KILL $$").stderr
+        self.assertIn("noticed that process rank 0", told)
+        self.assertIn(f"horonrun: rank 0 on {HOST} died of signal 9", told)
 
     def test_without_prefix_mpirun_tells_it(self):
-        told = horonrun("-np", "1", "--no-prefix", "sh", "-c", "exit 3").stderr
-        self.assertIn("Primary job", told)
+        told = horonrun("-np", "1", "--no-prefix", "sh", "-c", "kill -KILL $$").stderr
+        self.assertIn("noticed that process rank 0", told)
         self.assertNotIn("horonrun", told)
 
 

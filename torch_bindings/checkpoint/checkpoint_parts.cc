@@ -146,7 +146,7 @@ class OptimizerPart : public CheckpointPart {
   Fact fact(const std::string& name, const ProcessSet& set) const override {
     require_shards_within(set);
     Fingerprint all;
-    for (const c10::IValue& parameter : parameters()) all.add(parameter.toStringRef());
+    for (c10::IValue parameter : parameters()) all.add(parameter.toStringRef());
     // Each process set may train a model of its own, of which the writer has only one.
     const std::vector<int> ranks = ranks_of_steps(optimizer_);
     const std::string of_ranks = ranks.empty() ? "" : concat(" of ", core::name_ranks(ranks));

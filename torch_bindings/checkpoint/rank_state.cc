@@ -60,15 +60,15 @@ SavedOfRanks share_states(const c10::impl::GenericList& of_ranks, int ranks,
   };
   if (saved.same_ranks) {
     std::vector<std::string> parts;
-    for (const c10::IValue& state : of_ranks) parts.push_back(to_bytes(state));
+    for (c10::IValue state : of_ranks) parts.push_back(to_bytes(state));
     saved.states.push_back(from_bytes(scatter_bytes(parts, named("checkpoint.ranks"))));
     return saved;
   }
   c10::impl::GenericList things(c10::AnyType::get());
-  for (const c10::IValue& state : of_ranks) things.push_back(things_in(state, things.empty()));
+  for (c10::IValue state : of_ranks) things.push_back(things_in(state, things.empty()));
   const std::string all = broadcast_bytes(set.rank() == 0 ? to_bytes(things) : std::string(),
                                           named("checkpoint.all_ranks"));
-  for (const c10::IValue& state : from_bytes(all).toList()) saved.states.push_back(state);
+  for (c10::IValue state : from_bytes(all).toList()) saved.states.push_back(state);
   return saved;
 }
 

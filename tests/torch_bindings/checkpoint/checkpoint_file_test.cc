@@ -97,7 +97,8 @@ TEST_F(CheckpointFile, ListsOfAnyTypeComeBackAsPlainOnes) {
   const c10::impl::GenericDict back = found.at("inner").toGenericDict();
   expect_plain(back.at("counts"), 2);
   EXPECT_EQ(back.at("counts").toListRef()[0].toInt(), 1);
-  const auto& both = back.at("both").toTupleRef().elements();
+  const c10::IValue tuple = back.at("both");
+  const auto& both = tuple.toTupleRef().elements();
   expect_plain(both[0], 1);
   EXPECT_TRUE(both[0].toListRef()[0].toBool());
   EXPECT_EQ(both[1].toStringRef(), "ä");
