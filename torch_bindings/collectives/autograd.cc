@@ -7,6 +7,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -153,6 +155,19 @@ at::Tensor allgather(const at::Tensor& tensor, const AllgatherOptions& given) {
   });
 }
 
+namespace {
+
+at::Tensor allgather_compressed(const at::Tensor& tensor, Compression compression,
+                                const AllgatherOptions& options) {
+  if (compression == Compression::None) return autograd::allgather(tensor, options);
+  const at::Tensor real = tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+  const at::ScalarType narrow = compression == Compression::Float16 ? at::kHalf : at::kBFloat16;
+  const at::Tensor all = autograd::allgather(real.to(narrow), options).to(at::kFloat);
+  return tensor.is_complex() ? at::view_as_complex(all) : all;
+}
+
+}  // namespace
+
 at::Tensor reducescatter(const at::Tensor& tensor, const ReducescatterOptions& given) {
   const ReducescatterOptions options = with_fixed_name(given, "autograd.reducescatter");
   check_linear(options, "reducescatter");
@@ -161,8 +176,10 @@ at::Tensor reducescatter(const at::Tensor& tensor, const ReducescatterOptions& g
     const int averaged = options.op == ReduceOp::Average ? options.process_set.size() : 1;
     const double factor = options.prescale * options.postscale / averaged;
     const AllgatherOptions back{.name = backward_name(options), .process_set = options.process_set};
-    return {horon::reducescatter(input, options), [back, factor](const at::Tensor& gradient) {
-              return autograd::allgather(factor == 1.0 ? gradient : gradient.mul(factor), back);
+    return {horon::reducescatter(input, options),
+            [back, factor, compression = options.compression](const at::Tensor& gradient) {
+              const at::Tensor scaled = factor == 1.0 ? gradient : gradient.mul(factor);
+              return allgather_compressed(scaled, compression, back);
             }};
   });
 }

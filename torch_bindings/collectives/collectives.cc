@@ -61,6 +61,7 @@ Pending pending_reducescatter(const at::Tensor& tensor, const ReducescatterOptio
   pending->spec.prescale = options.prescale;
   pending->spec.postscale = options.postscale;
   pending->spec.splits = options.splits;
+  pending->row_compression = options.compression;
   pending->add_rows(tensor, {}, options.output);
   return pending;
 }

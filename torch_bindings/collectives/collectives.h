@@ -164,7 +164,8 @@ struct ReducescatterOptions {
   // Rows for each rank of the set, the same on all. Empty: as even as can be, the first ranks get
   // one more.
   std::vector<int64_t> splits = {};
-  at::Tensor output = {};  // as for allgather
+  at::Tensor output = {};                       // as for allgather
+  Compression compression = Compression::None;  // as for allreduce, but not Int8
 };
 
 // The rows of the reduced tensor that are this rank's: [n_rank, d1, ...] from [n0 + n1 + ..., d1,

@@ -73,6 +73,7 @@ Pending pending_reducescatter(const Tensors& tensors, const ReducescatterOptions
   pending->spec.prescale = options.prescale;
   pending->spec.postscale = options.postscale;
   pending->spec.splits = options.splits;
+  pending->row_compression = options.compression;
   for (const at::Tensor& tensor : tensors) pending->add_rows(tensor);
   return pending;
 }

@@ -262,8 +262,8 @@ void PendingCollective::settle() {
     if (core::moves_blocks(spec.kind)) settle_rows(part);
     if (part.target.defined()) {
       part.target.copy_(undisguised(part.output, part.disguised));
-      copies = true;
     }
+    copies = copies || part.is_narrowed || part.target.defined();
     results_.push_back(std::move(part.result));
   }
   if (copies) copied_ = record_current_stream(device_);

@@ -48,6 +48,9 @@ class PendingCollective {
   // The caller copies the results elsewhere, and calls drop_results() then: rows come in memory
   // that is used again and again, since fresh pages cost more than the copy.
   bool results_are_copied = false;
+  // Of what add_rows() adds, float32 to 16 bits: with spec.prescale before it is narrowed, and
+  // spec.postscale behind. Fill in before the first part.
+  Compression row_compression = Compression::None;
   // What add() adds has as many elements on all ranks, row by row, whatever its shape is there:
   // torch.distributed asks for no more. Fill in before the first part.
   bool shapes_may_differ = false;
@@ -137,6 +140,7 @@ class PendingCollective {
     std::optional<at::DimVector> whole;       // rows: of the result in place of them, real
     at::TensorOptions options;                // rows: of the result
     at::Tensor given;                         // rows: what the caller wants the result in, real
+    bool is_narrowed = false;                 // rows: row_compression
     std::shared_ptr<std::byte> bytes;
     at::Tensor flat;  // rows on a GPU: in the place of `bytes`
     int64_t elements = 0;
@@ -144,6 +148,7 @@ class PendingCollective {
 
   core::Submission submission(const std::shared_ptr<PendingCollective>& self);
   void check(const at::Tensor& tensor, Into into);
+  DataType type_that_travels(DataType dtype) const;
   void check_device(const at::Tensor& tensor);
   void check_output(const Part& part, const at::Tensor& rows, const at::Tensor& output) const;
   // What is wrong with the number of rows of Part::given; empty if nothing is. Once the ranks know.
@@ -156,6 +161,8 @@ class PendingCollective {
   std::byte* allocate_rows(Part& part, int64_t elements, core::MemoryQueue& queue) const;
   void settle();
   void settle_rows(Part& part);
+  void narrow(Part& part, at::Tensor& rows);
+  at::Tensor widened(const at::Tensor& rows) const;
   bool is_written_apart(const Part& part) const;
 
   const ProcessSet process_set_;
@@ -164,6 +171,8 @@ class PendingCollective {
   std::vector<Part> parts_;
   std::vector<core::MemoryPart> memory_;  // of the parts
   std::vector<int64_t> splits_;
+  bool scales_rows_ = false;  // by these, and not by those of `spec`
+  double prescale_ = 1, postscale_ = 1;
   // Of add_rows_apart(): they own the blocks, which submission() takes.
   std::vector<at::Tensor> outputs_apart_;
   std::vector<core::OutputBlock> output_blocks_;

@@ -4,6 +4,7 @@
 #include <c10/util/accumulate.h>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/narrow_type.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/collectives/pending_collective.h"
@@ -22,7 +23,7 @@ void PendingCollective::check(const at::Tensor& tensor, Into into) {
     const at::Tensor view = disguised ? real_view(tensor) : at::Tensor();
     const at::Tensor& real = disguised ? view : tensor;
     into == Into::Same ? check_writable(real, name) : check_tensor(real, name);
-    const DataType dtype = data_type_of(real, name);
+    const DataType dtype = type_that_travels(data_type_of(real, name));
     if (!parts_.empty() && dtype != spec.dtype) {
       throw Error(ErrorCode::InvalidArgument,
                   concat("tensor \"", name, "\": tensor ", parts_.size(), " of the group is ",
@@ -35,6 +36,17 @@ void PendingCollective::check(const at::Tensor& tensor, Into into) {
   } catch (const Error& error) {
     refuse(error);
   }
+}
+
+DataType PendingCollective::type_that_travels(DataType dtype) const {
+  if (row_compression == Compression::None) return dtype;
+  if (dtype != DataType::Float32 || !core::is_16_bit(row_compression)) {
+    throw Error(ErrorCode::InvalidArgument,
+                concat("tensor \"", name, "\": compression of ", to_string(spec.kind), " is for ",
+                       "float32, to Float16 or BFloat16; not for ", to_string(dtype), " to ",
+                       to_string(row_compression)));
+  }
+  return core::narrow_type(row_compression);
 }
 
 void PendingCollective::check_device(const at::Tensor& tensor) {

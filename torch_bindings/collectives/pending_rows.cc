@@ -55,11 +55,36 @@ void PendingCollective::add_rows(const at::Tensor& tensor, const std::vector<int
       part.input = rows.storage();
     }
     part.result = output;
+    if (row_compression != Compression::None) part.target = output.detach();
     part.given = part.disguised ? real_view(output) : output;
     mark_written(output);
   }
+  if (row_compression != Compression::None) narrow(part, rows);
   memory_.push_back(make_part(rows, {}));
   splits_.insert(splits_.end(), splits.begin(), splits.end());
+}
+
+void PendingCollective::narrow(Part& part, at::Tensor& rows) {
+  const PlainMode plain;
+  if (!std::exchange(scales_rows_, true)) {
+    prescale_ = std::exchange(spec.prescale, 1.0);
+    postscale_ = std::exchange(spec.postscale, 1.0);
+    if (prescale_ != 1 || postscale_ != 1) {
+      remark = concat("prescale ", prescale_, ", postscale ", postscale_);
+    }
+  }
+  const bool half = row_compression == Compression::Float16;
+  rows = (prescale_ == 1 ? rows : rows.mul(prescale_)).to(half ? at::kHalf : at::kBFloat16);
+  part.is_narrowed = true;
+  part.input = rows.storage();
+  part.options = rows.options();
+}
+
+at::Tensor PendingCollective::widened(const at::Tensor& rows) const {
+  const PlainMode plain;
+  if (stream_ && *stream_ != current_stream(device_)) note_current_stream(rows);
+  at::Tensor wide = rows.to(at::kFloat);
+  return postscale_ == 1 ? wide : wide.mul_(postscale_);
 }
 
 void PendingCollective::add_rows_apart(const at::Tensor& rows, const std::vector<int64_t>& splits,
@@ -106,7 +131,9 @@ std::byte* PendingCollective::allocate_rows(Part& part, int64_t elements,
     if (const std::string fault = fault_of_given(part); !fault.empty()) {
       throw Error(ErrorCode::InvalidArgument, fault);
     }
-    if (part.given.numel() > 0) return static_cast<std::byte*>(part.given.mutable_data_ptr());
+    if (part.given.numel() > 0 && !part.is_narrowed) {
+      return static_cast<std::byte*>(part.given.mutable_data_ptr());
+    }
   }
   if (device_.is_cpu()) {
     const size_t bytes = static_cast<size_t>(elements) * size_of(spec.dtype);
@@ -134,8 +161,10 @@ void PendingCollective::settle_rows(Part& part) {
   if (part.given.defined()) {
     // Nobody asks for the memory of a result without elements.
     const std::string fault = fault_of_given(part);
-    if (fault.empty()) return;
-    throw Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": ", fault));
+    if (!fault.empty()) {
+      throw Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": ", fault));
+    }
+    if (!part.is_narrowed) return;
   }
   if (part.result.defined() && !part.target.defined()) return;
   const int64_t row = part.rows_are_empty ? 1 : c10::multiply_integers(part.row_shape);
@@ -151,6 +180,7 @@ void PendingCollective::settle_rows(Part& part) {
     rows = tensor_in(std::move(part.bytes), shape, part.options);
   }
   part.bytes.reset();
+  if (part.is_narrowed) rows = widened(rows);
   if (part.target.defined()) {
     part.output = rows;
   } else {

@@ -114,6 +114,16 @@ TEST_F(Autograd, CompressionIsStraightThrough) {
       autograd::allreduce(x, {.op = ReduceOp::Sum, .compression = Compression::BFloat16});
   (y * 3).sum().backward();
   EXPECT_TRUE(at::equal(x.grad(), at::full({4}, 3.0 * size())));
+
+  const at::Tensor rows = at::full({4, 2}, 1.0 / 3).requires_grad_(true);
+  const at::Tensor own = autograd::reducescatter(
+      rows, {.op = ReduceOp::Sum, .prescale = 0.5, .compression = Compression::BFloat16});
+  (own * 3).sum().backward();
+  EXPECT_TRUE(at::equal(rows.grad(), at::full({4, 2}, 1.5)));
+  const at::Tensor complex = at::view_as_complex(at::ones({4, 2})).requires_grad_(true);
+  const ReducescatterOptions sum{.op = ReduceOp::Sum, .compression = Compression::Float16};
+  at::view_as_real(autograd::reducescatter(complex, sum)).sum().backward();
+  EXPECT_TRUE(at::equal(at::view_as_real(complex.grad()), at::ones({4, 2})));
 }
 
 TEST_F(Autograd, HalfGradients) {

@@ -1,6 +1,7 @@
 // Reducescatter, alltoall, gather, scatter, groups, complex types and compression against what each
 // rank works out by itself.
 #include <numeric>
+#include <tuple>
 
 #include <gmock/gmock.h>
 
@@ -322,6 +323,62 @@ TEST(Compression, RoundsWhatTravelsAndSumsInFloat) {
                 allreduce(at::ones({2}, at::kDouble), {.compression = Compression::Float16});
               }),
               HasSubstr("compression is for allreduce of float32"));
+}
+
+at::Tensor own_rows(const at::Tensor& rows) {
+  return rows.tensor_split(size())[static_cast<size_t>(rank())];
+}
+
+TEST(Compression, RowsOfAReducescatterAreThoseOfAnAllreduce) {
+  const at::Tensor x = values_of({37, 3}, at::kFloat, rank()) / 7;
+  const at::Tensor complex = at::view_as_complex(values_of({9, 2}, at::kFloat, rank()) / 3);
+  for (const Compression type : {Compression::Float16, Compression::BFloat16}) {
+    for (const auto& [op, prescale, postscale] :
+         {std::tuple(ReduceOp::Sum, 1.0, 1.0), std::tuple(ReduceOp::Average, 0.5, 3.0),
+          std::tuple(ReduceOp::Max, 1e-3, 1e6)}) {
+      const AllreduceOptions whole{
+          .op = op, .prescale = prescale, .postscale = postscale, .compression = type};
+      ReducescatterOptions options{
+          .op = op, .prescale = prescale, .postscale = postscale, .compression = type};
+      const at::Tensor want = own_rows(allreduce(x, whole));
+      expect_equal(reducescatter(x, options), want);
+      options.output = at::full_like(want, -1);
+      EXPECT_TRUE(reducescatter(x, options).is_same(options.output));
+      expect_equal(options.output, want);
+      options.output = at::Tensor();
+      const std::vector<at::Tensor> group =
+          grouped_reducescatter({x, x.slice(1, 1), x[0]}, options);
+      expect_equal(group[0], want);
+      expect_equal(group[1], want.slice(1, 1));
+      expect_equal(group[2], own_rows(allreduce(x[0], whole)));
+      expect_equal(reducescatter(at::empty({0, 4}), options), at::empty({0, 4}));
+      expect_equal(reducescatter(at::empty({5, 0}), options), own_rows(at::empty({5, 0})));
+      if (op == ReduceOp::Max) continue;
+      expect_equal(reducescatter(complex, options), own_rows(allreduce(complex, whole)));
+    }
+  }
+}
+
+TEST(Compression, OfAReducescatterIsTheSameOnAllRanksAndTo16Bits) {
+  const auto says = [](const at::Tensor& rows, const ReducescatterOptions& options) {
+    return error_of([&] { (void)reducescatter(rows, options); });
+  };
+  const at::Tensor rows = at::ones({4});
+  EXPECT_THAT(says(rows.to(at::kDouble), {.name = "d", .compression = Compression::Float16}),
+              AllOf(HasSubstr("\"d\""), HasSubstr("is for float32"), HasSubstr("not for float64")));
+  EXPECT_THAT(says(rows, {.name = "i", .compression = Compression::Int8}), HasSubstr("int8"));
+  EXPECT_THAT(says(rows, {.output = at::ones({7}), .compression = Compression::Float16}),
+              HasSubstr("the output has 7 elements"));
+  if (size() == 1) return;
+  const bool first = rank() == 0;
+  EXPECT_THAT(
+      says(rows, {.name = "c", .compression = first ? Compression::Float16 : Compression::None}),
+      AllOf(StartsWith("mismatch"), HasSubstr("\"c\""), HasSubstr("float16")));
+  EXPECT_THAT(
+      says(rows,
+           {.name = "p", .prescale = first ? 0.5 : 0.25, .compression = Compression::Float16}),
+      AllOf(StartsWith("mismatch"), HasSubstr("prescale 0.5"), HasSubstr("prescale 0.25")));
+  expect_equal(reducescatter(rows, {.compression = Compression::Float16}), own_rows(rows));
 }
 
 }  // namespace

@@ -116,6 +116,9 @@ TEST(GpuCollectives, BroadcastGroupsAndCompression) {
   const at::Tensor narrow =
       allreduce(group[1], {.op = ReduceOp::Sum, .compression = Compression::BFloat16});
   expect_equal(narrow.cpu(), sum_of_all({1000}, at::kFloat));
+  expect_equal(
+      reducescatter(group[1], {.op = ReduceOp::Sum, .compression = Compression::BFloat16}).cpu(),
+      narrow.cpu().tensor_split(size())[static_cast<size_t>(rank())]);
 }
 
 TEST(GpuCollectives, NothingWaitsOnTheHost) {
