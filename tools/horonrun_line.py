@@ -13,7 +13,8 @@ EXAMPLES = """examples:
   horonrun -np 8 -H host1:4,host2:4 -x LD_LIBRARY_PATH ./train --epochs 3
   horonrun -np 2 --timeline /tmp/trace.json ./train
 SIGUSR1 and SIGUSR2 are passed on to all ranks, which can save and end (horon::StopRequest). SIGTERM
-kills them at once; so they get it after 30 seconds, and 30 more to save what they have:
+kills them at once. With Open MPI 4 they get it after 30 seconds so, and 30 more to save what they
+have; Open MPI 5 has no such setting:
   horonrun -np 8 --mpi-args '--mca odls_base_sigkill_timeout 30' ./train
 a job that is started again, up to 3 times, if a rank or a host fails:
   horonrun -np 8 -H host1:4,host2:4 --max-restarts 3 ./train

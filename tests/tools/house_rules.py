@@ -252,6 +252,24 @@ def check_own_headers(texts, report):
             report("header", name, f"its first #include is not that of {own}")
 
 
+def check_functions_of_libtorch(texts, report):
+    """Who calls at::f() includes <ATen/ops/f.h>, itself or by its own header: where sources are
+    compiled together, another one's includes hide that it is missing."""
+    includes = {name: set(re.findall(r"^#include [<\"]([^>\"]+)", text, re.M))
+                for name, text in texts.items() if name.startswith("torch_bindings/")}
+    header = re.compile(r"ATen/ops/(\w+)\.h")
+    known = {match[1] for all_of in includes.values() for match in map(header.match, all_of)
+             if match}
+    for name, own in includes.items():
+        reach = own | includes.get(pathlib.PurePath(name).with_suffix(".h").as_posix(), set())
+        if not is_source(name) or reach & {"ATen/ATen.h", "torch/torch.h", "torch/types.h"}:
+            continue
+        called = set(re.findall(r"\bat::(\w+)\(", code_only(texts[name]))) & known
+        for function in sorted(called):
+            if f"ATen/ops/{function}.h" not in reach:
+                report("include", name, f"calls at::{function}() without <ATen/ops/{function}.h>")
+
+
 def check_references(texts, files, report):
     """A page that a text names is there."""
     pages = {name.rsplit("/", 1)[-1] for name in files if name.endswith(".md")}
@@ -289,6 +307,7 @@ def find_breaches(root):
             check_content(name, text, report)
     lists = [text for name, text in texts.items() if name.endswith(("CMakeLists.txt", ".cmake"))]
     check_own_headers(texts, report)
+    check_functions_of_libtorch(texts, report)
     check_references(texts, files, report)
     check_listed([name for name in texts if name.endswith(".cc")], lists, report)
     return breaches

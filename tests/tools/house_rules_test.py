@@ -103,6 +103,16 @@ class HouseRules(unittest.TestCase):
         for text in ("#include <span>\n" + own, "int x;\n"):
             self.assertEqual(rules_broken({**lists, "ops/a.cc": text}), {("header", "ops/a.cc")})
 
+    def test_functions_of_libtorch_are_included(self):
+        name, lists = "torch_bindings/a.cc", {"CMakeLists.txt": "a.cc"}
+        other = {**lists, "torch_bindings/b.h": "#pragma once\n#include <ATen/ops/ones.h>\n"}
+        called = "auto t = at::ones({2}) + at::unheard_of();  // at::ones()\n"
+        self.assertEqual(rules_broken({**other, name: called}), {("include", name)})
+        for header in ("<ATen/ops/ones.h>", "<torch/types.h>"):
+            text = f"#include {header}\n" + called
+            self.assertEqual(rules_broken({**other, name: text}), set())
+        self.assertEqual(rules_broken({**other, name: "// at::ones()\n"}), set())
+
     def test_foreign_words(self):
         self.check("ops/a.cc", "// TODO: later\n", "word")
         self.check("README.md", "see /work/main\n", "word")

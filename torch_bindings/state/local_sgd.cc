@@ -5,6 +5,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/nn/module.h>
 #include <torch/serialize/archive.h>
 
