@@ -160,7 +160,7 @@ namespace {
 at::Tensor allgather_compressed(const at::Tensor& tensor, Compression compression,
                                 const AllgatherOptions& options) {
   if (compression == Compression::None) return autograd::allgather(tensor, options);
-  const at::Tensor real = tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+  const at::Tensor real = tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
   const at::ScalarType narrow = compression == Compression::Float16 ? at::kHalf : at::kBFloat16;
   const at::Tensor all = autograd::allgather(real.to(narrow), options).to(at::kFloat);
   return tensor.is_complex() ? at::view_as_complex(all) : all;

@@ -63,8 +63,8 @@ class PendingCollective;
 using CompletionQueue = core::CompletionQueue;
 
 // A collective under way. Copies refer to the same one. A handle may be dropped without wait(): the
-// collective goes on, but nothing tells of its failure, and an in-place tensor that is not
-// contiguous stays as it was.
+// collective goes on, but nothing tells of its failure, and what wait() writes stays as it was: an
+// in-place tensor that is not contiguous, the output of a reducescatter with compression.
 class Handle {
  public:
   Handle() = default;

@@ -237,7 +237,8 @@ const std::vector<at::Tensor>& PendingCollective::results() {
   (void)outcome_in_order(*state_, device_);
   std::call_once(settled_, [this] { settle(); });
   if (copied_ != nullptr) let_current_stream_wait(device_, copied_.get());
-  if (stream_ && *stream_ != current_stream(device_)) {
+  // What the first wait() has made belongs to the stream that was the current one there.
+  if (stream_ && (copied_ != nullptr || *stream_ != current_stream(device_))) {
     for (const at::Tensor& result : results_) note_current_stream(result);
     for (const Part& part : parts_) {
       if (part.target.defined()) note_current_stream(part.output);  // the copy reads it
@@ -257,16 +258,17 @@ bool PendingCollective::copies_back() const {
 
 void PendingCollective::settle() {
   bool copies = false;
-  results_.reserve(parts_.size());
   for (Part& part : parts_) {
     if (core::moves_blocks(spec.kind)) settle_rows(part);
     if (part.target.defined()) {
       part.target.copy_(undisguised(part.output, part.disguised));
     }
     copies = copies || part.is_narrowed || part.target.defined();
-    results_.push_back(std::move(part.result));
   }
   if (copies) copied_ = record_current_stream(device_);
+  // Last: where there was no memory for a copy, the next wait() begins again.
+  results_.reserve(parts_.size());
+  for (Part& part : parts_) results_.push_back(std::move(part.result));
 }
 
 }  // namespace horon::torch_detail

@@ -153,7 +153,7 @@ class PendingCollective {
   void check_output(const Part& part, const at::Tensor& rows, const at::Tensor& output) const;
   // What is wrong with the number of rows of Part::given; empty if nothing is. Once the ranks know.
   static std::string fault_of_given(const Part& part);
-  void check_reduction(const at::Tensor& tensor) const;
+  void check_reduction(const at::Tensor& tensor, DataType dtype) const;
   bool is_plain() const;
   std::shared_ptr<const core::EntrySpec> agreed_spec();
   std::string part_name(size_t index) const;

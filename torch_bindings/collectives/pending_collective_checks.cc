@@ -23,7 +23,8 @@ void PendingCollective::check(const at::Tensor& tensor, Into into) {
     const at::Tensor view = disguised ? real_view(tensor) : at::Tensor();
     const at::Tensor& real = disguised ? view : tensor;
     into == Into::Same ? check_writable(real, name) : check_tensor(real, name);
-    const DataType dtype = type_that_travels(data_type_of(real, name));
+    const DataType given = data_type_of(real, name);
+    const DataType dtype = type_that_travels(given);
     if (!parts_.empty() && dtype != spec.dtype) {
       throw Error(ErrorCode::InvalidArgument,
                   concat("tensor \"", name, "\": tensor ", parts_.size(), " of the group is ",
@@ -32,7 +33,7 @@ void PendingCollective::check(const at::Tensor& tensor, Into into) {
     }
     spec.dtype = dtype;
     check_device(tensor);
-    check_reduction(tensor);
+    check_reduction(tensor, given);
   } catch (const Error& error) {
     refuse(error);
   }
@@ -61,7 +62,7 @@ void PendingCollective::check_device(const at::Tensor& tensor) {
   spec.device = device_in_spec(device, process_set_.id());
 }
 
-void PendingCollective::check_reduction(const at::Tensor& tensor) const {
+void PendingCollective::check_reduction(const at::Tensor& tensor, DataType dtype) const {
   if (!core::reduces(spec.kind)) return;
   const auto fail = [&](std::string_view why) {
     throw Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": ", why));
@@ -69,8 +70,8 @@ void PendingCollective::check_reduction(const at::Tensor& tensor) const {
   if (is_moved_only(tensor)) {
     fail(concat("is ", tensor.scalar_type(), ", which is moved but not reduced"));
   }
-  if (const auto why = why_no_reduction(spec.dtype, spec.reduce_op); !why.empty()) {
-    fail(concat("is ", to_string(spec.dtype), ": ", why));
+  if (const auto why = why_no_reduction(dtype, spec.reduce_op); !why.empty()) {
+    fail(concat("is ", to_string(dtype), ": ", why));
   }
   const bool linear = spec.reduce_op == ReduceOp::Sum || spec.reduce_op == ReduceOp::Average;
   if (tensor.is_complex() && !linear) {
@@ -79,10 +80,10 @@ void PendingCollective::check_reduction(const at::Tensor& tensor) const {
   if (!std::isfinite(spec.prescale) || !std::isfinite(spec.postscale)) {
     fail("prescale and postscale must be finite");
   }
-  if (!is_floating(spec.dtype) && (spec.prescale != 1.0 || spec.postscale != 1.0)) {
-    fail(concat("is ", to_string(spec.dtype), "; prescale and postscale need a floating type"));
+  if (!is_floating(dtype) && (spec.prescale != 1.0 || spec.postscale != 1.0)) {
+    fail(concat("is ", to_string(dtype), "; prescale and postscale need a floating type"));
   }
-  if (ops::runtime().config().check_finite && is_floating(spec.dtype) &&
+  if (ops::runtime().config().check_finite && is_floating(dtype) &&
       !all_finite(real_view(tensor))) {
     throw not_finite(concat("tensor \"", name, "\""), real_view(tensor),
                      "HORON_CHECK_FINITE asks for finite values");

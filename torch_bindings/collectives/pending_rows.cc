@@ -1,5 +1,7 @@
 // Tensors of a pending collective whose result differs from them in the number of rows.
 #include <algorithm>
+#include <cstddef>
+#include <functional>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -20,6 +22,21 @@
 namespace horon::torch_detail {
 
 using core::concat;
+
+namespace {
+
+// Of row-major tensors. Two storages may lie over the same memory: those of two views that NumPy
+// has made, say. And one that is copied when it is written moves as a whole.
+bool share_memory(const at::Tensor& one, const at::Tensor& other) {
+  const auto* const begin = static_cast<const std::byte*>(one.const_data_ptr());
+  const auto* const from = static_cast<const std::byte*>(other.const_data_ptr());
+  const std::less<> lies_before;
+  const bool overlap =
+      lies_before(begin, from + other.nbytes()) && lies_before(from, begin + one.nbytes());
+  return overlap || one.is_alias_of(other);
+}
+
+}  // namespace
 
 void PendingCollective::add_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits,
                                  const at::Tensor& output) {
@@ -50,7 +67,7 @@ void PendingCollective::add_rows(const at::Tensor& tensor, const std::vector<int
   part.input = rows.storage();
   if (output.defined()) {
     check_output(part, rows, output);
-    if (output.is_alias_of(rows)) {
+    if (share_memory(output, rows)) {
       rows = rows.clone();
       part.input = rows.storage();
     }
@@ -69,8 +86,10 @@ void PendingCollective::narrow(Part& part, at::Tensor& rows) {
   if (!std::exchange(scales_rows_, true)) {
     prescale_ = std::exchange(spec.prescale, 1.0);
     postscale_ = std::exchange(spec.postscale, 1.0);
+    remark = concat("float32 as ", to_string(row_compression));
     if (prescale_ != 1 || postscale_ != 1) {
-      remark = concat("prescale ", prescale_, ", postscale ", postscale_);
+      remark += concat(", prescale ", core::real_text(prescale_), ", postscale ",
+                       core::real_text(postscale_));
     }
   }
   const bool half = row_compression == Compression::Float16;
@@ -166,26 +185,28 @@ void PendingCollective::settle_rows(Part& part) {
     }
     if (!part.is_narrowed) return;
   }
-  if (part.result.defined() && !part.target.defined()) return;
+  if (part.target.defined() ? part.output.defined() : part.result.defined()) return;
   const int64_t row = part.rows_are_empty ? 1 : c10::multiply_integers(part.row_shape);
   std::vector<int64_t> shape{part.elements / row};
   shape.insert(shape.end(), part.row_shape.begin(), part.row_shape.end());
   if (part.whole) shape.assign(part.whole->begin(), part.whole->end());
   at::Tensor rows;
   if (part.flat.defined() && !part.rows_are_empty) {
-    rows = std::exchange(part.flat, {}).view(shape);
+    rows = part.flat.view(shape);
   } else if (part.bytes == nullptr || part.rows_are_empty) {
     rows = at::empty(shape, part.options);
   } else {
-    rows = tensor_in(std::move(part.bytes), shape, part.options);
+    rows = tensor_in(part.bytes, shape, part.options);
   }
-  part.bytes.reset();
   if (part.is_narrowed) rows = widened(rows);
   if (part.target.defined()) {
     part.output = rows;
   } else {
     part.result = undisguised(rows, part.disguised);
   }
+  // Last: where there was no memory, the next wait() finds the rows still here.
+  part.bytes.reset();
+  if (!part.rows_are_empty) part.flat.reset();
 }
 
 std::vector<std::vector<int64_t>> PendingCollective::received_rows() const {

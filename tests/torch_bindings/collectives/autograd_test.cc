@@ -124,6 +124,10 @@ TEST_F(Autograd, CompressionIsStraightThrough) {
   const ReducescatterOptions sum{.op = ReduceOp::Sum, .compression = Compression::Float16};
   at::view_as_real(autograd::reducescatter(complex, sum)).sum().backward();
   EXPECT_TRUE(at::equal(at::view_as_real(complex.grad()), at::ones({4, 2})));
+  complex.mutable_grad().reset();
+  const at::Tensor sums = autograd::reducescatter(complex, sum);
+  sums.backward(at::ones_like(sums).mul(c10::complex<float>(1, 2)).conj());  // a view
+  EXPECT_TRUE(at::equal(at::view_as_real(complex.grad())[3], at::tensor({1.0F, -2.0F})));
 }
 
 TEST_F(Autograd, HalfGradients) {

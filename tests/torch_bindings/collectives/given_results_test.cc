@@ -1,5 +1,10 @@
 // Reductions to one rank and of bits, results into memory of the caller's, and the queue of what
 // has ended.
+#include <new>
+#include <thread>
+#include <vector>
+
+#include <c10/core/Allocator.h>
 #include <gmock/gmock.h>
 
 #include "horon/tests/torch_bindings/collectives/collective_values.h"
@@ -119,6 +124,24 @@ TEST(Output, TheInputMayBeAPartOfIt) {
   for (int r = 0; r < size(); ++r) EXPECT_EQ(all[r].sum().item<float>(), 4.0F * (r + 1));
 }
 
+// As of arrays of NumPy, each view of which becomes a tensor with a storage of its own.
+TEST(Output, TheInputMayBeAPartOfItInAnotherStorage) {
+  const int64_t share = 100'000;  // more than a message that is copied before it is sent
+  std::vector<float> memory(static_cast<size_t>(share * size()));
+  const at::Tensor whole = at::from_blob(memory.data(), {share * size()});
+  const auto fill = [&] { whole.copy_(at::arange(whole.numel()).remainder(1000) + rank()); };
+  fill();
+  const at::Tensor sum = reducescatter(whole, {.op = ReduceOp::Sum});
+  const int64_t begin = share * ((rank() + 1) % size());  // where the rows of the next rank are
+  const at::Tensor mine = at::from_blob(memory.data() + begin, {share});
+  reducescatter(whole, {.op = ReduceOp::Sum, .output = mine});
+  expect_equal(mine, sum);
+  fill();
+  const at::Tensor gathered = allgather(mine);
+  fill();
+  expect_equal(allgather(mine, {.output = whole}), gathered);
+}
+
 TEST(Output, OfTheWrongSizeIsAnErrorHereAlone) {
   const bool wrong = rank() == 0;
   const at::Tensor all = at::zeros({wrong ? size() + 1 : size(), 2});
@@ -169,6 +192,39 @@ TEST(Output, AGroupRefusesIt) {
   // One rank alone: the others learn it instead of waiting.
   const at::Tensor mine = rank() == 0 ? all : at::Tensor();
   EXPECT_THAT(error_of([&] { grouped_allgather({x}, {.name = "g", .output = mine}); }), refused);
+}
+
+// In the place of LibTorch's while it lives, which it takes short tensors from.
+class NoMemory final : public c10::Allocator {
+ public:
+  NoMemory() { c10::SetAllocator(c10::kCPU, this); }
+  ~NoMemory() override { c10::SetAllocator(c10::kCPU, libtorch_); }
+  c10::DataPtr allocate(size_t bytes) override {
+    if (bytes > 1000) throw std::bad_alloc();
+    return libtorch_->allocate(bytes);
+  }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+ private:
+  c10::Allocator* const libtorch_ = c10::GetAllocator(c10::kCPU);
+};
+
+TEST(Wait, HasTheResultAfterOneThatFoundNoMemory) {
+  const at::Tensor few = values_of({2 * size()}, at::kFloat, rank());
+  const at::Tensor many = values_of({1000 * size()}, at::kFloat, rank());
+  const ReducescatterOptions sum{.op = ReduceOp::Sum, .compression = Compression::BFloat16};
+  const GroupHandle handle = grouped_reducescatter_async({few, many}, sum);
+  while (!handle.poll()) std::this_thread::yield();
+  {
+    const NoMemory no_memory;
+    EXPECT_THROW((void)handle.wait(), std::bad_alloc);
+  }
+  const std::vector<at::Tensor> sums = handle.wait();
+  ASSERT_EQ(sums.size(), 2);
+  expect_equal(sums[0], reducescatter(few, {.op = ReduceOp::Sum}));
+  expect_equal(sums[1], reducescatter(many, {.op = ReduceOp::Sum}));
 }
 
 TEST(Completions, ATokenOfEachCallComesOut) {
