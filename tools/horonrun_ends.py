@@ -13,13 +13,24 @@ NOTICE_LINES_MAX = 40
 # How the notices begin that Ends.takes().
 BEGIN_OF_NOTICE = re.compile(
     rb"Primary job +terminated normally, but|\S+ (noticed that process rank|"
-    rb"detected that one or more processes|has exited due to process rank)")
+    rb"detected that one or more processes|has exited due to process rank|"
+    rb"has lost communication with a remote daemon)|Sorry! +You were supposed to get help about:")
+# What it says on Ubuntu 26.04, where it does not find the files of its words: their name alone.
+NAME_OF_WORDS = rb"You were supposed to get help about:\s+"
 # What it says when a rank has failed, and which rank it was; and that it has ended the others.
 FAILED_RANK = re.compile(rb"noticed that process rank (\d+) with PID|"
                          rb"The first process to do so was:\s+Process name: \[.*,(\d+)\]")
-HAS_ABORTED = re.compile(rb"Primary job +terminated normally, but")
+HAS_ABORTED = re.compile(rb"Primary job +terminated normally, but|" + NAME_OF_WORDS +
+                         rb"prun:(non-zero-exit|proc-)")
 WITHOUT_FINALIZE = re.compile(
     rb"has exited due to process rank (\d+) with PID \d+ on\s+node (\S+) exiting improperly")
+# If a rank has been killed, Open MPI 5 makes others abort, and says this of one of them.
+CALLED_ABORT = re.compile(
+    rb'has exited due to process rank \d+ with PID \d+ on\s+node \S+ calling\s+"abort"|' +
+    NAME_OF_WORDS + rb"prun:proc-")
+# Then it ends the job; Open MPI 5 with exit code 0, if no rank has failed before.
+HAS_LOST_A_HOST = re.compile(rb"has lost communication with a remote daemon|" + NAME_OF_WORDS +
+                             rb"errmgr-base:node-died")
 # With which mpirun ends the ranks that are left; of the first one it says so. A rank that first
 # saves what it has, or is a shell, may exit with 128 and the signal.
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
@@ -41,6 +52,8 @@ class Ends:
         self.notices = []  # that are shown if nothing is told here
         self.first = None  # the rank that has failed first, in mpirun's words
         self.without_finalize = {}  # the host by rank
+        self.has_lost_a_host = False
+        self.has_named_an_abort = False
 
     def add(self, rank, text):
         """text: of the record of horonrun_rank. Returns whether it is whole: on the way from
@@ -64,6 +77,11 @@ class Ends:
         elif improper := WITHOUT_FINALIZE.search(notice):
             self.first = int(improper[1])
             self.without_finalize[self.first] = os.fsdecode(improper[2])
+        elif CALLED_ABORT.search(notice):
+            self.has_named_an_abort = True
+        elif HAS_LOST_A_HOST.search(notice):
+            self.has_lost_a_host = True
+            return False
         elif not HAS_ABORTED.search(notice):
             return False
         if not self.keeps_notices:
@@ -83,6 +101,12 @@ class Ends:
         more = list(itertools.chain.from_iterable(list(kinds.values())[KINDS_SHOWN:]))
         return lines + ([f"{self.names(more)} failed in other ways"] if more else [])
 
+    def exit_code_of_job(self, code):
+        """code: of mpirun"""
+        knows_better = (code < 0 or (code == 0 and self.has_lost_a_host) or
+                        (self.first is None and self.killed_ranks()))
+        return (self.exit_code() or code or 1) if knows_better else code
+
     def exit_code(self):
         """That of the first rank that has failed; None if none is known."""
         for rank in self.failed_ranks():
@@ -93,10 +117,17 @@ class Ends:
 
     def failed_ranks(self):
         """The first one first, and without those that mpirun has ended."""
+        killed = self.killed_ranks()
         ranks = [rank for rank, (_, status) in list(self.ended.items())
-                 if rank == self.first or signal_of(status) not in ENDING_SIGNALS]
+                 if rank == self.first or rank in killed or
+                 signal_of(status) not in ENDING_SIGNALS]
         ranks += [rank for rank in self.without_finalize if rank not in ranks]
-        return sorted(ranks, key=lambda rank: rank != self.first)
+        return sorted(ranks, key=lambda rank: (rank != self.first, rank not in killed))
+
+    def killed_ranks(self):
+        """Not by mpirun, which does not leave a horonrun_rank that could tell of it."""
+        return [rank for rank, (_, status) in list(self.ended.items())
+                if self.has_named_an_abort and status == signal.SIGKILL]
 
     def how(self, rank):
         if rank not in self.ended:

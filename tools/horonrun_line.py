@@ -77,7 +77,8 @@ def parse_arguments(arguments, description):
              "PYTHONPATH and LD_LIBRARY_PATH")
     add("--timeline", metavar="FILE", help="each rank records a trace of events (HORON_TIMELINE)")
     add("--no-prefix", action="store_true",
-        help="leave the output to mpirun: no rank before each line, and lines may mix")
+        help="leave the output to mpirun: no rank before each line, and lines may mix. So horonrun "
+             "does not see that a host is lost, after which Open MPI 5 ends with exit code 0")
     add("--mpi-args", metavar="TEXT", default="",
         help="more arguments for mpirun, quoted as one; what concerns output needs --no-prefix")
     add("--max-restarts", "--reset-limit", metavar="N",
@@ -195,7 +196,8 @@ def oversubscribes(words, environment):
                 if name == "rmaps_base_oversubscribe"]
     setting = (in_words or [environment.get("OMPI_MCA_rmaps_base_oversubscribe", "0")])[-1]
     told = re.compile("--?oversubscribe|[^:]*:(.*:)?oversubscribe(:.*)?", re.IGNORECASE)
-    return setting not in ("0", "false") or any(map(told.fullmatch, words))
+    policy = environment.get("PRTE_MCA_rmaps_default_mapping_policy", "")  # of Open MPI 5
+    return setting not in ("0", "false") or any(map(told.fullmatch, [*words, policy]))
 
 
 def host_arguments(options, ranks, words, environment):

@@ -16,6 +16,8 @@ from horonrun_ends import Notices
 # Of horonrun_rank, which explains it.
 RECORD = re.compile(rb"\x1e([oeOEpfqgx])(\d{1,9}) (.*)", re.DOTALL)
 END_OF_RANK = b"x"
+# Open MPI 5 writes it behind the newline of what it says, so that the next line begins with it.
+END_OF_NOTICE = b"\0"
 STREAM_OF_RETURN = {b"p": b"o", b"f": b"e"}  # of a text that a carriage return ends
 STREAM_OF_PROMPT = {b"q": b"o", b"g": b"e"}  # of one that is to be seen before it ends
 
@@ -94,6 +96,7 @@ class LineCopy(threading.Thread):
         unfinished = b""
         while data := os.read(self.source, 1 << 16):
             *lines, unfinished = (unfinished + data).split(b"\n")
+            unfinished = unfinished.lstrip(END_OF_NOTICE)
             self.write(itertools.chain.from_iterable(map(self.addressed, lines)))
             self.reads += 1
         self.write(self.of_mpirun(self.notices.rest()))
@@ -103,6 +106,7 @@ class LineCopy(threading.Thread):
 
     def addressed(self, line):
         """(output, the line for it) of all that can be shown now."""
+        line = line.lstrip(END_OF_NOTICE)
         record = RECORD.fullmatch(line)
         if not record:
             return self.of_mpirun(self.notices.shown(line))

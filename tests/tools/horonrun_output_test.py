@@ -184,7 +184,9 @@ for name, value in sorted(os.environ.items()):
         for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGINT, signal.SIGTERM):
             job = horonrun(1, *shell(f"kill -{number:d} $$"))
             self.assertEqual(job.returncode, 128 + number)
-            self.assertIn(b" died of signal %d " % number, job.stderr)
+            # Where mpirun loses its words (Ubuntu 26.04), it may be mpirun's own SIGTERM.
+            if number != signal.SIGTERM or b"Sorry!" not in job.stderr:
+                self.assertIn(b" died of signal %d " % number, job.stderr)
 
     def test_a_program_that_is_not_there(self):
         told = subprocess.run([sys.executable, RANK_PROGRAM, "no-such-program"], check=False,

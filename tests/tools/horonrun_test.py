@@ -123,12 +123,13 @@ class DryRun(unittest.TestCase):
         for words in ("--oversubscribe", "-oversubscribe", "--map-by core:oversubscribe",
                       "--map-by core:OVERSUBSCRIBE:nolocal", "--mca rmaps_base_oversubscribe 1"):
             self.assertIn("-np 4 --host h1:2 ", dry_run(*arguments, "--mpi-args", words, "sh"))
-        told = dry_run(*arguments, "sh", OMPI_MCA_rmaps_base_oversubscribe="1")
-        self.assertIn("-np 4 --host h1:2 ", told)
+        for variables in ({"OMPI_MCA_rmaps_base_oversubscribe": "1"},
+                          {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}):
+            self.assertIn("-np 4 --host h1:2 ", dry_run(*arguments, "sh", **variables))
         self.assertEqual(dry_run(*arguments, "sh", OMPI_MCA_rmaps_base_oversubscribe="0"), "")
-        words = "--mca rmaps_base_oversubscribe 0"
-        self.assertEqual(dry_run(*arguments, "--mpi-args", words, "sh"), "")
-        self.assertIn("--mpi-args --oversubscribe)", horonrun(*arguments, "sh").stderr)
+        arguments += ("--mpi-args=--mca rmaps_base_oversubscribe 0", "sh")
+        self.assertEqual(dry_run(*arguments), "")
+        self.assertIn("--mpi-args --oversubscribe)", horonrun(*arguments).stderr)
 
     def test_as_many_ranks_as_hosts_take(self):
         self.assertIn("-np 4096 ", dry_run("-np", 4096, "sh"))
@@ -218,14 +219,19 @@ class Mistakes(unittest.TestCase):
         self.assertEqual(told.returncode, 2)
         self.assertIn("mpirun was not found", told.stderr)
 
-    def test_mpirun_of_another_kind(self):
+    def with_mpirun(self, script):
         with tempfile.TemporaryDirectory() as folder:
-            other = pathlib.Path(folder, "mpirun")
-            other.write_text("#!/bin/sh\necho HYDRA build details\n", encoding="utf-8")
-            other.chmod(0o755)
-            told = horonrun("-np", 1, "sh", PATH=f"{folder}:{CLEAN['PATH']}")
-            self.assertEqual(told.returncode, 2)
-            self.assertIn("not Open MPI's", told.stderr)
+            (mpirun := pathlib.Path(folder, "mpirun")).write_text(script, encoding="utf-8")
+            mpirun.chmod(0o755)
+            return horonrun("-np", 1, "--no-prefix", "sh", PATH=f"{folder}:{CLEAN['PATH']}")
+
+    def test_which_mpirun_it_is(self):
+        told = self.with_mpirun("#!/bin/sh\necho HYDRA build details\n")
+        self.assertEqual((told.returncode, "not Open MPI's" in told.stderr), (2, True), told.stderr)
+        # An Open MPI that does not find its words.
+        told = self.with_mpirun("#!/bin/sh\n[ $1 = --version ] || { echo started; exit; }\n"
+                                "echo open /usr/lib/prrte3/help-schizo-ompi.txt: No such file\n")
+        self.assertEqual((told.returncode, told.stdout), (0, "started\n"), told.stderr)
 
 
 # A signal that comes while Open MPI's mpirun starts its processes ends mpirun alone. Behind

@@ -121,7 +121,8 @@ def _needed(ranks, given, environment):
                               text=True, errors="replace", check=False)
     except FileNotFoundError:
         return []  # which the start says
-    if not re.search("Open MPI|OpenRTE|PRRTE|prterun", told.stdout + told.stderr):
+    # Ubuntu 26.04's does not find what it is to say, and names files of PRRTE instead.
+    if not re.search("Open MPI|OpenRTE|PRRTE|prterun", told.stdout + told.stderr, re.IGNORECASE):
         return []
     needed = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     if not any(map(_BINDS.fullmatch, given)):
