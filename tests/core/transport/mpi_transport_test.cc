@@ -181,8 +181,7 @@ TEST(MpiTransport, TheErrorOfASendIsItsOwn) {
       }
     };
     sends_fail = true;
-    EXPECT_THAT(test::error_of(flush),
-                testing::AllOf(testing::HasSubstr("MPI_Testsome"), testing::HasSubstr("TRUNCATE")));
+    EXPECT_THAT(test::error_of(flush), testing::ContainsRegex("MPI_Testsome.*truncated"));
     sends_fail = false;
     flush();
   }

@@ -2,6 +2,7 @@
 #include "horon/torch_bindings/modules/activation_checkpoint.h"
 
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -190,19 +191,19 @@ class CountingAllocator : public c10::Allocator {
   CountingAllocator() : before_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, 255); }
   ~CountingAllocator() override { c10::SetCPUAllocator(before_, 255); }
   c10::DataPtr allocate(size_t bytes) override {
-    auto* const block = new Block{before_->allocate(bytes), &live_, static_cast<int64_t>(bytes)};
-    live_ += block->bytes;
+    auto* const block = new Block{before_->allocate(bytes), live_, static_cast<int64_t>(bytes)};
+    *live_ += block->bytes;
     return {block->memory.get(), block, release, c10::Device(c10::kCPU)};
   }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
-  int64_t live() const { return live_; }
+  int64_t live() const { return *live_; }
 
  private:
   struct Block {
     c10::DataPtr memory;
-    int64_t* live;
+    std::shared_ptr<int64_t> live;
     int64_t bytes;
   };
   static void release(void* context) {
@@ -211,7 +212,7 @@ class CountingAllocator : public c10::Allocator {
     delete block;
   }
   c10::Allocator* before_;
-  int64_t live_ = 0;
+  const std::shared_ptr<int64_t> live_ = std::make_shared<int64_t>(0);  // gradients live longer
 };
 
 TEST_F(ActivationCheckpoint, MemoryUntilBackwardIsThatOfTheInputs) {
