@@ -32,6 +32,10 @@ MCA_SETTINGS = {
     # A rank that waits inside MPI yields its core, which another rank may need.
     "mpi_yield_when_idle": "1",
 }
+# With these, a rank that fails does not end the job.
+GOES_ON_AFTER_A_FAILURE = re.compile("(OMPI_MCA_|PRTE_MCA_)?(--?enable-recovery|--?continuous|"
+                                     "--?with-ft|.*abort_on_non_zero.*|.*recover.*)")
+SECONDS_TO_END = 60  # a job that a rank's failure has ended, the ranks of other hosts too
 # In a job of a batch system, mpirun asks that system for the hosts.
 BATCH_SYSTEMS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE")
 # Ways to name hosts that are mpirun's own: arguments, and variables of its default hostfile, which
@@ -254,6 +258,17 @@ def more_arguments(options):
             raise UsageError(f"--mpi-args {word}: it needs --no-prefix too, which leaves the "
                              "output to mpirun")
     return words
+
+
+def seconds_to_end(options, environment):
+    """How long mpirun may take behind the failure of a rank; None: the job may go on."""
+    words = more_arguments(options)
+    if any(map(GOES_ON_AFTER_A_FAILURE.fullmatch, [*words, *environment])):
+        return None
+    to_save = [value for name, value in zip(words, words[1:])
+               if name == "odls_base_sigkill_timeout"]
+    to_save += [environment.get("OMPI_MCA_odls_base_sigkill_timeout", "0")]
+    return SECONDS_TO_END + (int(to_save[0]) if to_save[0].isdecimal() else 0)
 
 
 def find_program(name, words):

@@ -22,9 +22,10 @@ HORONRUN = sys.argv.pop(1) if len(sys.argv) > 1 else "tools/horonrun"
 CLEAN = {name: value for name, value in os.environ.items()
          if not name.startswith(("HORON_", "OMPI_", "SLURM_", "PBS_", "LSB_", "OMP_", "PE_"))}
 HOST = os.uname().nodename
-# Of one rank: the others wait beyond the limit of the test.
 VERSION = subprocess.run(["mpirun", "--version"], capture_output=True, text=True,
                          check=False).stdout
+MPIRUN_TELLS = "Primary job|noticed that process rank 0|prun:proc-aborted"
+# Of one rank: the others wait beyond the limit of the test.
 RANK_1 = "[ $OMPI_COMM_WORLD_RANK = 1 ] || sleep 1000; "
 FRAME = "-" * 74
 ABORTED = "Primary job  terminated normally, but 1 process returned\na non-zero exit code."
@@ -79,12 +80,12 @@ class Jobs(unittest.TestCase):
 
     def test_verbose_shows_mpiruns_words_too(self):
         told = horonrun("-np", "1", "--verbose", "sh", "-c", "kill -KILL $$").stderr
-        self.assertRegex(told, "noticed that process rank 0|prun:proc-aborted")
+        self.assertRegex(told, MPIRUN_TELLS)
         self.assertIn(f"horonrun: rank 0 on {HOST} died of signal 9", told)
 
     def test_without_prefix_mpirun_tells_it(self):
         told = horonrun("-np", "1", "--no-prefix", "sh", "-c", "kill -KILL $$").stderr
-        self.assertRegex(told, "noticed that process rank 0|prun:proc-aborted")
+        self.assertRegex(told, MPIRUN_TELLS)
         self.assertNotIn("horonrun", told)
 
 
@@ -267,11 +268,12 @@ class WordsOfMpirun(unittest.TestCase):
 class AnMpirunWithoutRanks(unittest.TestCase):
     """Stand-ins for what horonrun sees of it, each second."""
 
-    def times_killed(self, *looks):
+    def times_killed(self, *looks, failed=(), seconds_to_end=60):
         """looks: whether there are no ranks, or an error, or where mpirun is from now on"""
-        watch = runpy.run_path(HORONRUN)["FailureWatch"](
-            types.SimpleNamespace(pid=os.getpid()),
-            types.SimpleNamespace(have_begun=types.SimpleNamespace(wait=lambda: None)))
+        ends = types.SimpleNamespace(have_begun=types.SimpleNamespace(wait=lambda: None),
+                                     failed_ranks=lambda: failed)
+        job = unittest.mock.Mock(pid=os.getpid())
+        watch = runpy.run_path(HORONRUN)["FailureWatch"](job, ends, seconds_to_end)
         left = iter(looks)
 
         def has_no_ranks():
@@ -287,11 +289,27 @@ class AnMpirunWithoutRanks(unittest.TestCase):
         with unittest.mock.patch("time.sleep"):
             watch.run()
         self.assertEqual(list(left), [])
-        return watch.kill.call_count
+        return watch.kill.call_count + job.kill.call_count
 
     def test_it_is_killed(self):
         self.assertEqual(self.times_killed(*[True] * 10), 1)
         self.assertEqual(self.times_killed(True, False, *[True] * 10), 1)
+
+    def test_it_waits_for_a_host_that_stands_still(self):
+        over = pathlib.Path("/none")
+        self.assertEqual(self.times_killed(*[False] * 60, failed=[2]), 1)
+        self.assertEqual(self.times_killed(*[False] * 58, over, failed=[2]), 0)
+        self.assertEqual(self.times_killed(*[False] * 90, over, failed=[2], seconds_to_end=None), 0)
+        self.assertEqual(self.times_killed(*[False] * 90, over), 0)
+
+    def test_how_long_the_end_may_take(self):
+        line = runpy.run_path(HORONRUN + "_line.py")
+        for text, variable, seconds in (
+                ("", "HOME", 60), ("--mca odls_base_sigkill_timeout 30", "HOME", 90),
+                ("", "OMPI_MCA_odls_base_sigkill_timeout", 90), ("--enable-recovery", "HOME", None),
+                ("", "OMPI_MCA_orte_abort_on_non_zero_status", None)):
+            options = types.SimpleNamespace(mpi_args=text, no_prefix=False)
+            self.assertEqual(line["seconds_to_end"](options, {variable: "30"}), seconds)
 
     def test_a_thread_of_it_that_ends_just_then(self):
         self.assertEqual(self.times_killed(True, FileNotFoundError(), *[True] * 9), 1)
