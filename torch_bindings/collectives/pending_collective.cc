@@ -82,6 +82,10 @@ at::Tensor PendingCollective::new_output(const at::Tensor& real, Into into) cons
 
 void PendingCollective::add(const at::Tensor& tensor, Into into) {
   check(tensor, into);
+  or_refuse([&] { add_checked(tensor, into); });
+}
+
+void PendingCollective::add_checked(const at::Tensor& tensor, Into into) {
   Part& part = parts_.emplace_back();
   part.disguised = type_in_disguise(tensor);
   const bool as_it_is = travels_as_it_is(tensor);

@@ -14,7 +14,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/entry_spec.h"
+#include "horon/core/base/error.h"
 #include "horon/core/runtime/submission.h"
 #include "horon/ops/session/process_set.h"
 #include "horon/torch_bindings/collectives/names_in_flight.h"
@@ -147,7 +149,21 @@ class PendingCollective {
   };
 
   core::Submission submission(const std::shared_ptr<PendingCollective>& self);
+  // What LibTorch throws in there, as where a copy finds no memory, the other ranks learn too.
+  template <class Work>
+  void or_refuse(const Work& work) const {
+    try {
+      work();
+    } catch (const Error&) {
+      throw;
+    } catch (...) {
+      refuse(core::current_error());
+    }
+  }
   void check(const at::Tensor& tensor, Into into);
+  void add_checked(const at::Tensor& tensor, Into into);
+  void add_checked_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits,
+                        const at::Tensor& output);
   DataType type_that_travels(DataType dtype) const;
   void check_device(const at::Tensor& tensor);
   void check_output(const Part& part, const at::Tensor& rows, const at::Tensor& output) const;

@@ -41,6 +41,12 @@ bool share_memory(const at::Tensor& one, const at::Tensor& other) {
 void PendingCollective::add_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits,
                                  const at::Tensor& output) {
   check(tensor, Into::New);
+  or_refuse([&] { add_checked_rows(tensor, splits, output); });
+}
+
+void PendingCollective::add_checked_rows(const at::Tensor& tensor,
+                                         const std::vector<int64_t>& splits,
+                                         const at::Tensor& output) {
   const bool gathers =
       spec.kind == CollectiveKind::Allgather || spec.kind == CollectiveKind::Gather;
   if (tensor.dim() == 0 && !gathers) {
@@ -122,7 +128,8 @@ void PendingCollective::add_rows_apart(const at::Tensor& rows, const std::vector
 // As a reducescatter that gives all elements to the root.
 void PendingCollective::add_reduced(const at::Tensor& tensor, Into into) {
   check(tensor, into);
-  const at::Tensor real = row_major(real_view(tensor));
+  at::Tensor real;
+  or_refuse([&] { real = row_major(real_view(tensor)); });
   remark = concat("shape ", core::shape_text(tensor.sizes()));
   const bool is_root = spec.root == horon::rank();
   spec.splits.assign(static_cast<size_t>(process_set_.size()), 0);

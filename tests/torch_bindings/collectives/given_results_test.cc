@@ -227,6 +227,23 @@ TEST(Wait, HasTheResultAfterOneThatFoundNoMemory) {
   expect_equal(sums[1], reducescatter(many, {.op = ReduceOp::Sum}));
 }
 
+TEST(Call, ACopyWithoutMemoryFailsOnAllRanks) {
+  const at::Tensor turned = at::ones({size() * 40, 20}).t();
+  const auto error_where = [&](const auto& call) {
+    if (rank() != 0) return error_of(call);
+    const NoMemory no_memory;
+    return error_of(call);
+  };
+  const auto of_rank_0 = testing::HasSubstr(rank() == 0 ? "memory" : "rank 0");
+  EXPECT_THAT(error_where([&] { (void)allreduce(turned, {.name = "a"}); }), of_rank_0);
+  EXPECT_THAT(error_where([&] { (void)allgather(turned, {.name = "b"}); }), of_rank_0);
+  EXPECT_THAT(error_where([&] { (void)reduce(turned, {.name = "c"}); }), of_rank_0);
+  const at::Tensor rows = at::ones({size() * 1000});
+  const ReducescatterOptions narrow{.name = "d", .compression = Compression::Float16};
+  EXPECT_THAT(error_where([&] { (void)reducescatter(rows, narrow); }), of_rank_0);
+  expect_equal(allreduce(turned, {.name = "a"}), turned);
+}
+
 TEST(Completions, ATokenOfEachCallComesOut) {
   const auto queue = std::make_shared<CompletionQueue>();
   std::vector<Handle> handles;
