@@ -72,6 +72,8 @@ MpiReductions::MpiReductions() {
   add<DataType::Int8, ReduceOp::Product>();
   add<DataType::UInt8, ReduceOp::Sum>();
   add<DataType::UInt8, ReduceOp::Product>();
+  add<DataType::UInt8, ReduceOp::Min>();
+  add<DataType::UInt8, ReduceOp::Max>();
   add<DataType::Int16, ReduceOp::Sum>();
   add<DataType::Int16, ReduceOp::Product>();
 }

@@ -29,7 +29,8 @@ class MpiUserOp {
 
 // The MPI_Op of each reduction. Some are our own. MPI's Min and Max of floats keep or drop a NaN,
 // and choose -0 or +0, depending on the order, so ranks could end with different bits. Open
-// MPI 4.1's sums of 8 and 16-bit integers saturate on machines with AVX and wrap on others.
+// MPI 4.1's sums of 8 and 16-bit integers saturate on machines with AVX and wrap on others, and
+// MPICH 4.0 compares unsigned ones of 8 bits as if they had a sign.
 class MpiReductions {
  public:
   MpiReductions();
