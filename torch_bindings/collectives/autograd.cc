@@ -12,6 +12,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "horon/core/base/narrow_type.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/call_names.h"
@@ -161,7 +162,7 @@ at::Tensor allgather_compressed(const at::Tensor& tensor, Compression compressio
                                 const AllgatherOptions& options) {
   if (compression == Compression::None) return autograd::allgather(tensor, options);
   const at::Tensor real = tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
-  const at::ScalarType narrow = compression == Compression::Float16 ? at::kHalf : at::kBFloat16;
+  const at::ScalarType narrow = torch_detail::scalar_type_of(core::narrow_type(compression));
   const at::Tensor all = autograd::allgather(real.to(narrow), options).to(at::kFloat);
   return tensor.is_complex() ? at::view_as_complex(all) : all;
 }

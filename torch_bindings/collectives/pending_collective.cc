@@ -267,7 +267,7 @@ void PendingCollective::settle() {
     if (part.target.defined()) {
       part.target.copy_(undisguised(part.output, part.disguised));
     }
-    copies = copies || part.is_narrowed || part.target.defined();
+    copies = copies || narrows_rows() || part.target.defined();
   }
   if (copies) copied_ = record_current_stream(device_);
   // Last: where there was no memory for a copy, the next wait() begins again.

@@ -142,7 +142,6 @@ class PendingCollective {
     std::optional<at::DimVector> whole;       // rows: of the result in place of them, real
     at::TensorOptions options;                // rows: of the result
     at::Tensor given;                         // rows: what the caller wants the result in, real
-    bool is_narrowed = false;                 // rows: row_compression
     std::shared_ptr<std::byte> bytes;
     at::Tensor flat;  // rows on a GPU: in the place of `bytes`
     int64_t elements = 0;
@@ -164,6 +163,7 @@ class PendingCollective {
   void add_checked(const at::Tensor& tensor, Into into);
   void add_checked_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits,
                         const at::Tensor& output);
+  bool narrows_rows() const { return row_compression != Compression::None; }
   DataType type_that_travels(DataType dtype) const;
   void check_device(const at::Tensor& tensor);
   void check_output(const Part& part, const at::Tensor& rows, const at::Tensor& output) const;
@@ -187,8 +187,7 @@ class PendingCollective {
   std::vector<Part> parts_;
   std::vector<core::MemoryPart> memory_;  // of the parts
   std::vector<int64_t> splits_;
-  bool scales_rows_ = false;  // by these, and not by those of `spec`
-  double prescale_ = 1, postscale_ = 1;
+  double prescale_ = 1, postscale_ = 1;  // where narrows_rows(), in the place of those of `spec`
   // Of add_rows_apart(): they own the blocks, which submission() takes.
   std::vector<at::Tensor> outputs_apart_;
   std::vector<core::OutputBlock> output_blocks_;

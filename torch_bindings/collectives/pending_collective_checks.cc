@@ -40,7 +40,7 @@ void PendingCollective::check(const at::Tensor& tensor, Into into) {
 }
 
 DataType PendingCollective::type_that_travels(DataType dtype) const {
-  if (row_compression == Compression::None) return dtype;
+  if (!narrows_rows()) return dtype;
   if (dtype != DataType::Float32 || !core::is_16_bit(row_compression)) {
     throw Error(ErrorCode::InvalidArgument,
                 concat("tensor \"", name, "\": compression of ", to_string(spec.kind), " is for ",

@@ -78,18 +78,18 @@ void PendingCollective::add_checked_rows(const at::Tensor& tensor,
       part.input = rows.storage();
     }
     part.result = output;
-    if (row_compression != Compression::None) part.target = output.detach();
+    if (narrows_rows()) part.target = output.detach();
     part.given = part.disguised ? real_view(output) : output;
     mark_written(output);
   }
-  if (row_compression != Compression::None) narrow(part, rows);
+  if (narrows_rows()) narrow(part, rows);
   memory_.push_back(make_part(rows, {}));
   splits_.insert(splits_.end(), splits.begin(), splits.end());
 }
 
 void PendingCollective::narrow(Part& part, at::Tensor& rows) {
   const PlainMode plain;
-  if (!std::exchange(scales_rows_, true)) {
+  if (memory_.empty()) {  // the first part
     prescale_ = std::exchange(spec.prescale, 1.0);
     postscale_ = std::exchange(spec.postscale, 1.0);
     remark = concat("float32 as ", to_string(row_compression));
@@ -98,9 +98,7 @@ void PendingCollective::narrow(Part& part, at::Tensor& rows) {
                        core::real_text(postscale_));
     }
   }
-  const bool half = row_compression == Compression::Float16;
-  rows = (prescale_ == 1 ? rows : rows.mul(prescale_)).to(half ? at::kHalf : at::kBFloat16);
-  part.is_narrowed = true;
+  rows = (prescale_ == 1 ? rows : rows.mul(prescale_)).to(scalar_type_of(spec.dtype));
   part.input = rows.storage();
   part.options = rows.options();
 }
@@ -157,7 +155,7 @@ std::byte* PendingCollective::allocate_rows(Part& part, int64_t elements,
     if (const std::string fault = fault_of_given(part); !fault.empty()) {
       throw Error(ErrorCode::InvalidArgument, fault);
     }
-    if (part.given.numel() > 0 && !part.is_narrowed) {
+    if (part.given.numel() > 0 && !narrows_rows()) {
       return static_cast<std::byte*>(part.given.mutable_data_ptr());
     }
   }
@@ -190,7 +188,7 @@ void PendingCollective::settle_rows(Part& part) {
     if (!fault.empty()) {
       throw Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": ", fault));
     }
-    if (!part.is_narrowed) return;
+    if (!narrows_rows()) return;
   }
   if (part.target.defined() ? part.output.defined() : part.result.defined()) return;
   const int64_t row = part.rows_are_empty ? 1 : c10::multiply_integers(part.row_shape);
@@ -205,7 +203,7 @@ void PendingCollective::settle_rows(Part& part) {
   } else {
     rows = tensor_in(part.bytes, shape, part.options);
   }
-  if (part.is_narrowed) rows = widened(rows);
+  if (narrows_rows()) rows = widened(rows);
   if (part.target.defined()) {
     part.output = rows;
   } else {

@@ -105,7 +105,7 @@ void GradientBucket::lay_out(std::span<const GradientLayout> layouts,
 void GradientBucket::share_out(core::EntrySpec& spec, std::vector<int64_t> shares) {
   at::ScalarType travels = real_dtype_;
   if (input_ != memory_.get()) {
-    travels = narrow_.dtype == DataType::Float16 ? at::kHalf : at::kBFloat16;
+    travels = scalar_type_of(narrow_.dtype);
     spec.dtype = narrow_.dtype;
     spec.compression = Compression::None;
     spec.prescale = 1;  // they have been multiplied
@@ -240,9 +240,8 @@ void GradientBucket::write_flags(const RoundFlags& flags) {
     std::memset(memory_.get() + bytes_of(reals_), 0, bytes_of(flags_begin_ - reals_));
     return flags.write(memory_.get() + bytes_of(flags_begin_), real_dtype_);
   }
-  const bool half = narrow_.dtype == DataType::Float16;
   flags.write(narrow_.memory + static_cast<size_t>(reals_) * size_of(narrow_.dtype),
-              half ? at::kHalf : at::kBFloat16);
+              scalar_type_of(narrow_.dtype));
 }
 
 void GradientBucket::add_flags_to(RoundFlags& flags) const {
