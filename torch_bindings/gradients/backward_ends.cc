@@ -189,7 +189,8 @@ class AwaitedTask {
     BackwardListener* const listener = link_->listener;
     if (std::exchange(ended_, true) || listener == nullptr) return;
     listener->task_ended(task_);
-    if (const std::shared_ptr<autograd::Node> outer = autograd::get_current_node()) {
+    // A shared_ptr, or, in later versions of LibTorch, an intrusive_ptr.
+    if (const auto outer = autograd::get_current_node()) {
       if (!listener->awaits_task_of_this_thread()) find_outer_task(*outer);
       return;
     }

@@ -1,7 +1,6 @@
 """What the tests of groups of some ranks have in common.
 
-Each test destroys its groups: with use_local_synchronization torch names a group after its ranks
-and the number of groups that a rank has, so all members must have as many.
+Their members may have made unlike numbers of groups, after which torch names a group.
 """
 
 import datetime

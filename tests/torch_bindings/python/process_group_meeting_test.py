@@ -40,6 +40,20 @@ def test_members_come_alone(rank, size):
     assert x[0] == size
 
 
+def test_members_that_have_made_unlike_numbers_of_groups(rank, size):
+    """Torch names a group after that number, so these know the later groups by unlike names."""
+    first, rest, every = [0], list(range(size - 1)), list(range(size))
+    kept = []
+    for ranks in (first, rest, every[-2:], every):
+        if rank in ranks:
+            kept.append((make(ranks, 60), ranks))
+    kept.append((dist.new_group(every), every))
+    for group, ranks in kept:
+        check(group, ranks)
+    for group, _ in kept:
+        dist.destroy_process_group(group)
+
+
 def test_a_member_that_does_not_come(rank, size):
     if size < 3:
         pytest.skip("a group of one rank waits for nobody")

@@ -212,7 +212,7 @@ def test_subgroups(rank, size):
 
 
 def test_subgroups_of_groups_without_a_common_rank(rank, size):
-    """Torch gives them the same names. It counts groups, so all ranks must make as many."""
+    """Torch gives them the same names."""
     if size % 2 != 0:
         pytest.skip("needs halves")
     halves = [list(range(0, size, 2)), list(range(1, size, 2))]

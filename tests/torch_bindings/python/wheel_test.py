@@ -7,6 +7,7 @@ usage: wheel_test.py CMAKE PACKAGE_FOLDER BUILT_PACKAGE
 The build tree of this test has made BUILT_PACKAGE, the folder that holds horon-*.dist-info.
 """
 
+import importlib.metadata
 import os
 import pathlib
 import subprocess
@@ -15,6 +16,7 @@ import tempfile
 import unittest
 
 import scikit_build_core.build
+from packaging.requirements import Requirement
 from scikit_build_core.settings.skbuild_read_settings import SettingsReader
 
 CMAKE, PACKAGE, BUILT = sys.argv[1], *map(pathlib.Path, sys.argv[2:4])
@@ -25,6 +27,8 @@ class Wheel(unittest.TestCase):
     def setUpClass(cls):
         os.chdir(PACKAGE)
         cls.folder = tempfile.TemporaryDirectory()
+        cls.name = scikit_build_core.build.prepare_metadata_for_build_wheel(cls.folder.name)
+        cls.made = pathlib.Path(cls.folder.name, cls.name)
 
     @classmethod
     def tearDownClass(cls):
@@ -32,18 +36,24 @@ class Wheel(unittest.TestCase):
         cls.folder.cleanup()
 
     def test_metadata_are_those_of_the_build_tree(self):
-        name = scikit_build_core.build.prepare_metadata_for_build_wheel(self.folder.name)
         [built] = BUILT.glob("horon-*.dist-info")
-        self.assertEqual(name, built.name)
-        made = pathlib.Path(self.folder.name, name)
-        self.assertEqual((made / "entry_points.txt").read_text().split(),
+        self.assertEqual(self.name, built.name)
+        self.assertEqual((self.made / "entry_points.txt").read_text().split(),
                          (built / "entry_points.txt").read_text().split())
-        lines = (made / "METADATA").read_text().splitlines()
+        lines = (self.made / "METADATA").read_text().splitlines()
         for line in (built / "METADATA").read_text().splitlines():
             if not line.startswith("Metadata-Version"):
                 self.assertIn(line, lines)
-        self.assertEqual((made / "licenses/LICENSE").read_text(),
+        self.assertEqual((self.made / "licenses/LICENSE").read_text(),
                          (PACKAGE / "../../LICENSE").read_text())
+
+    def test_pip_keeps_the_torch_that_is_there(self):
+        [needed] = [Requirement(line.partition(":")[2])
+                    for line in (self.made / "METADATA").read_text().splitlines()
+                    if line.startswith("Requires-Dist: torch")]
+        for version in "2.11.0", importlib.metadata.version("torch"), "2.99.1":
+            self.assertTrue(needed.specifier.contains(version), (str(needed), version))
+        self.assertFalse(needed.specifier.contains("2.10.0"))
 
     def test_the_module_can_be_built_by_its_settings(self):
         reader = SettingsReader.from_file("pyproject.toml", {})

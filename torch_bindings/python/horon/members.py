@@ -22,9 +22,9 @@ _next_number = 0
 
 
 class Meeting:
-    """Of the members of a group, in a store where no other group has keys. The keys are gone when
-    all have read the outcome: torch may name a later group as this one. A member that has read it
-    and comes again before that waits for the others."""
+    """Of the members of a group, in a store where no other ranks have keys. The keys are gone when
+    all have read the outcome: a later group may have the same ranks. A member that has read it and
+    comes again before that waits for the others."""
 
     def __init__(self, store, rank, ranks, timeout_s):
         """`rank`: this member's index in `ranks`, which are those of torch."""
@@ -155,8 +155,8 @@ def make_process_set(store, rank, ranks, timeout_s):
     of the process at a time, as all of torch that makes groups."""
     global _next_number
     from horon import native
-    # Torch counts groups in each process, so groups of other ranks may have this one's name at the
-    # same time: those that are made from groups without a common rank.
+    # Members find each other by their ranks: the calls of one of them pair with those of the others
+    # in order.
     digest = hashlib.sha256(json.dumps(ranks).encode()).hexdigest()[:32]  # stores limit names
     own = PrefixStore(f"horon.{digest}", store)
     meeting = Meeting(own, rank, ranks, timeout_s)

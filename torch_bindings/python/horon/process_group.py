@@ -85,9 +85,17 @@ def _make(options, _):
     else:
         if native.size() != get_world_size():  # else the members compare their ranks, as they meet
             _compare("new_group()", get_rank(), get_world_size())
-        process_set = members.make_process_set(options.store, options.group_rank, ranks, timeout_s)
-    return native.make_process_group(group=options.group_id, process_set=process_set,
-                                     timeout_s=timeout_s)
+        process_set = members.make_process_set(_store_of_all_groups(), options.group_rank, ranks,
+                                               timeout_s)
+    return native.make_process_group(process_set=process_set, timeout_s=timeout_s)
+
+
+def _store_of_all_groups():
+    """That of the default group. In `options.store` keys begin with torch's name of the group,
+    which comes from the number of groups that this rank has made: the members need not have made
+    as many."""
+    from torch.distributed import distributed_c10d
+    return distributed_c10d._get_default_store()
 
 
 def limited(timeout):

@@ -23,19 +23,19 @@ using core::concat;
 using torch_detail::Into;
 using torch_detail::PendingCollective;
 
-// Torch names a group as an earlier one that was destroyed, whose calls may still be under way.
-// All ranks make the groups of all ranks alike; the id of a set of some never comes again.
-std::string unique_name(const std::string& group, const ProcessSet& set) {
+// Torch's own name of a group will not do: its members may know the group by unlike names, and a
+// later group may have the name of one whose calls are still under way. All ranks make the groups
+// of all ranks alike; the id of a set of some never comes again.
+std::string unique_name(const ProcessSet& set) {
   static std::atomic<uint64_t> groups_of_all{0};
-  return concat(group, "#", set.is_world() ? ++groups_of_all : set.id());
+  return set.is_world() ? concat("all#", ++groups_of_all) : concat("some#", set.id());
 }
 
 }  // namespace
 
-HoronBackend::HoronBackend(const std::string& group, const ProcessSet& set,
-                           std::chrono::milliseconds timeout)
+HoronBackend::HoronBackend(const ProcessSet& set, std::chrono::milliseconds timeout)
     : Backend(set.rank(), set.size()),
-      group_(unique_name(group, set)),
+      group_(unique_name(set)),
       set_(set),
       timeout_(timeout),
       order_(group_, set),

@@ -34,9 +34,9 @@ using TensorLists = std::vector<Tensors>;
 // Any thread, without the GIL. Calls throw horon::Error.
 class HoronBackend final : public ::c10d::Backend {
  public:
-  // `group`: what torch calls it. Rank and size are those of the set. The groups of all ranks are
-  // made by all of them in one order.
-  HoronBackend(const std::string& group, const ProcessSet& set, std::chrono::milliseconds timeout);
+  // Rank and size are those of the set. The groups of all ranks are made by all of them in one
+  // order.
+  HoronBackend(const ProcessSet& set, std::chrono::milliseconds timeout);
   // As shutdown(), which torch does not call where it wraps the backends of a group
   // (TORCH_DISTRIBUTED_DEBUG=DETAIL).
   ~HoronBackend() override;

@@ -35,13 +35,12 @@ c10::intrusive_ptr<::c10d::Work> compressed_average(
 void bind_process_group(py::module_& module) {
   module.def(
       "make_process_group",
-      [](const std::string& group, const ProcessSet& set, double timeout_s) {
+      [](const ProcessSet& set, double timeout_s) {
         const auto timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1e3));
         return c10::intrusive_ptr<::c10d::Backend>(
-            c10::make_intrusive<process_group::HoronBackend>(group, set, timeout));
+            c10::make_intrusive<process_group::HoronBackend>(set, timeout));
       },
-      py::arg("group"), py::arg("process_set"), py::arg("timeout_s"),
-      py::call_guard<py::gil_scoped_release>());
+      py::arg("process_set"), py::arg("timeout_s"), py::call_guard<py::gil_scoped_release>());
   module.def("compressed_average", &compressed_average, py::arg("group"), py::arg("tensor"),
              py::arg("compression"), py::call_guard<py::gil_scoped_release>());
 }
