@@ -209,16 +209,30 @@ class Package(unittest.TestCase):
         self.assertNotEqual(code, 0, told)
         self.assertIn("HORON_PYTHON_PACKAGE=ON: /bin/false can't import torch", told)
 
-    def test_all_of_horonrun_is_installed(self):
-        modules = {file.name for file in (SOURCES / "tools").glob("horonrun_*")}
-        self.assertEqual({file.name for file in (self.prefix / "bin").glob("horonrun_*")}, modules)
+    def configure_wheel(self, name, python):
+        """As pip does."""
+        return self.configure_horon(name, "-DSKBUILD=2", "-DSKBUILD_SCRIPTS_DIR=bin",
+                                    f"-DPython_EXECUTABLE={python}", "-DHORON_CUDA=OFF",
+                                    "-DHORON_INSTALL=OFF")
+
+    def python_of_the_package(self):
         cache = (pathlib.Path(BUILD) / "CMakeCache.txt").read_text()
         python = re.search("^HORON_PYTHON_EXECUTABLE:FILEPATH=(.+)$", cache, re.MULTILINE)
         if python is None:
             self.skipTest("this build has no Python package")
-        code, told = self.configure_horon(  # as pip does
-            "wheel", "-DSKBUILD=2", "-DSKBUILD_SCRIPTS_DIR=bin", f"-DPython_EXECUTABLE={python[1]}",
-            "-DHORON_CUDA=OFF", "-DHORON_INSTALL=OFF")
+        return python[1]
+
+    def test_a_wheel_takes_the_torch_of_its_own_python_alone(self):
+        lonely = self.folder / "lonely_python"
+        self.succeed(self.python_of_the_package(), "-m", "venv", "--without-pip", lonely)
+        code, told = self.configure_wheel("lonely_wheel", lonely / "bin/python")
+        self.assertNotEqual(code, 0, told)
+        self.assertIn("torch was not found where this wheel is built", told)
+
+    def test_all_of_horonrun_is_installed(self):
+        modules = {file.name for file in (SOURCES / "tools").glob("horonrun_*")}
+        self.assertEqual({file.name for file in (self.prefix / "bin").glob("horonrun_*")}, modules)
+        code, told = self.configure_wheel("wheel", self.python_of_the_package())
         self.assertEqual(code, 0, told)
         rules = self.folder / "wheel/torch_bindings/python/cmake_install.cmake"
         self.assertEqual(set(re.findall(r"tools/(horonrun_[^\"]+)", rules.read_text())), modules)

@@ -4,9 +4,9 @@
 #
 # Looks in this order: the LibTorch that an outer project's find_package(Torch) found; Torch_DIR;
 # CMAKE_PREFIX_PATH; the torch of the active Python; the LibTorch that an installed Horon was built
-# with; .venv of this repository. It does not call find_package(Torch): for a CUDA build of torch
-# that fails on a machine without the CUDA toolkit, and adds flags for ten GPU architectures on
-# others.
+# with; .venv of this repository. For a wheel, the torch of the Python that builds it is the last
+# one. It does not call find_package(Torch): for a CUDA build of torch that fails on a machine
+# without the CUDA toolkit, and adds flags for ten GPU architectures on others.
 #
 # Programs with CUDA tensors need libtorch_cuda in the process. HORON_TORCH_CUDA=AUTO links it where
 # it and all that it needs are found and an NVIDIA driver runs; ON insists, OFF leaves it out. Sets
@@ -54,16 +54,24 @@ endif()
 set(horon_chosen_roots ${horon_torch_roots})
 find_program(HORON_PYTHON python3)
 mark_as_advanced(HORON_PYTHON)
-if(HORON_PYTHON)
+set(horon_asked_python ${HORON_PYTHON})
+if(SKBUILD)
+  set(horon_asked_python ${Python_EXECUTABLE})
+endif()
+if(horon_asked_python)
   # find_spec does not import torch, which would take seconds.
-  execute_process(COMMAND ${HORON_PYTHON} -c "import importlib.util as u
+  execute_process(COMMAND ${horon_asked_python} -c "import importlib.util as u
 print(u.find_spec('torch').submodule_search_locations[0])"
                   OUTPUT_VARIABLE horon_python_torch OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   list(APPEND horon_torch_roots ${horon_python_torch})
 endif()
-list(APPEND horon_torch_roots ${HORON_TORCH_BUILT_WITH})
-file(GLOB horon_venv_torch ${CMAKE_CURRENT_LIST_DIR}/../../.venv/lib/python3*/site-packages/torch)
-list(APPEND horon_torch_roots ${horon_venv_torch})
+if(SKBUILD)  # a wheel is of use beside the torch of its own environment alone
+  list(APPEND horon_chosen_roots ${horon_python_torch})
+else()
+  list(APPEND horon_torch_roots ${HORON_TORCH_BUILT_WITH})
+  file(GLOB horon_venv_torch ${CMAKE_CURRENT_LIST_DIR}/../../.venv/lib/python3*/site-packages/torch)
+  list(APPEND horon_torch_roots ${horon_venv_torch})
+endif()
 
 # Sets HORON_TORCH_VERSION and HORON_TORCH_PROBLEM.
 macro(horon_look_at_torch root)
@@ -120,7 +128,12 @@ endforeach()
 
 if(NOT HORON_TORCH_ROOT)
   set(HORON_TORCH_PROBLEM "${horon_first_problem}")
-  if(NOT HORON_TORCH_PROBLEM)
+  if(NOT HORON_TORCH_PROBLEM AND SKBUILD)
+    string(CONCAT HORON_TORCH_PROBLEM "torch was not found where this wheel is built, by "
+           "${Python_EXECUTABLE}. Install torch first. An installer that builds in an environment "
+           "of its own, as uv does, must build in yours: uv pip install scikit-build-core, then "
+           "uv pip install --no-build-isolation ./torch_bindings/python")
+  elseif(NOT HORON_TORCH_PROBLEM)
     string(CONCAT HORON_TORCH_PROBLEM "LibTorch was not found. Give -DCMAKE_PREFIX_PATH=/path/to/"
            "libtorch or -DTorch_DIR=..., run tools/setup of Horon's sources (it installs the torch "
            "wheel in .venv), or configure Horon with -DHORON_TORCH=OFF")
