@@ -52,28 +52,40 @@ void LambParamState::serialize(::torch::serialize::InputArchive& archive) {
   _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(at::Tensor, exp_avg_sq);
 }
 
+namespace {
+
+void check_options(const LambOptions& options) {
+  const auto [beta1, beta2] = options.betas();
+  const auto check = [](bool right, const char* option, double value,
+                        const char* range = "from 0 up") {
+    torch_detail::check_option(right, "Lamb", option, value, range);
+  };
+  check(options.lr() >= 0, "lr", options.lr());
+  check(beta1 >= 0 && beta1 < 1, "beta1", beta1, "from 0 to below 1");
+  check(beta2 >= 0 && beta2 < 1, "beta2", beta2, "from 0 to below 1");
+  check(options.eps() >= 0, "eps", options.eps());
+  check(options.weight_decay() >= 0, "weight_decay", options.weight_decay());
+  check(options.least_norm() >= 0, "least_norm", options.least_norm());
+  check(options.largest_norm() >= options.least_norm(), "largest_norm", options.largest_norm(),
+        "from least_norm up");
+}
+
+}  // namespace
+
 Lamb::Lamb(const std::vector<::torch::optim::OptimizerParamGroup>& groups, LambOptions defaults)
-    : Optimizer(groups, std::make_unique<LambOptions>(defaults)) {
-  for (const auto& group : param_groups_) {
-    const auto& options = static_cast<const LambOptions&>(group.options());
-    const auto [beta1, beta2] = options.betas();
-    const auto check = [](bool right, const char* option, double value,
-                          const char* range = "from 0 up") {
-      torch_detail::check_option(right, "Lamb", option, value, range);
-    };
-    check(options.lr() >= 0, "lr", options.lr());
-    check(beta1 >= 0 && beta1 < 1, "beta1", beta1, "from 0 to below 1");
-    check(beta2 >= 0 && beta2 < 1, "beta2", beta2, "from 0 to below 1");
-    check(options.eps() >= 0, "eps", options.eps());
-    check(options.weight_decay() >= 0, "weight_decay", options.weight_decay());
-    check(options.least_norm() >= 0, "least_norm", options.least_norm());
-    check(options.largest_norm() >= options.least_norm(), "largest_norm", options.largest_norm(),
-          "from least_norm up");
-  }
+    : Optimizer(std::vector<::torch::optim::OptimizerParamGroup>(),
+                std::make_unique<LambOptions>(defaults)) {
+  for (const auto& group : groups) add_param_group(group);
 }
 
 Lamb::Lamb(std::vector<at::Tensor> parameters, LambOptions defaults)
     : Lamb({::torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
+
+void Lamb::add_param_group(const ::torch::optim::OptimizerParamGroup& group) {
+  check_options(torch_detail::options_of<LambOptions>(group, defaults(), "Lamb"));
+  Optimizer::add_param_group(group);
+  torch_detail::keep_options(param_groups_.back(), group);
+}
 
 LambParamState& Lamb::state_of(const at::Tensor& parameter) {
   auto& entry = state_[parameter.unsafeGetTensorImpl()];

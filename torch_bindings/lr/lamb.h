@@ -65,10 +65,15 @@ struct LambParamState : ::torch::optim::OptimizerCloneableParamState<LambParamSt
 // On a GPU LibTorch adds a layer's norm up, in float32, or in float64 for a float64 one.
 class Lamb : public ::torch::optim::Optimizer, public torch_detail::CallsClosureFirst {
  public:
-  // Throw Error(InvalidArgument) that names an option.
+  // The options of a group are its own, all of them; one without any has the defaults. Throw
+  // Error(InvalidArgument) that names an option.
   explicit Lamb(const std::vector<::torch::optim::OptimizerParamGroup>& groups,
                 LambOptions defaults = {});
   explicit Lamb(std::vector<at::Tensor> parameters, LambOptions defaults = {});
+
+  // Throws as the constructors do. Not Optimizer's own, which from LibTorch 2.12 on gives the group
+  // of an optimizer that it does not know the defaults, in the place of the group's options.
+  void add_param_group(const ::torch::optim::OptimizerParamGroup& group);
 
   // The closure is called first, with gradients enabled. Throws Error(InvalidArgument) for a sparse
   // gradient; parameters before it have moved.

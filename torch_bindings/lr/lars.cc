@@ -42,25 +42,37 @@ void LarsParamState::serialize(::torch::serialize::InputArchive& archive) {
   _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(at::Tensor, momentum_buffer);
 }
 
+namespace {
+
+void check_options(const LarsOptions& options) {
+  const auto check = [](bool right, const char* option, double value,
+                        const char* range = "from 0 up") {
+    torch_detail::check_option(right, "Lars", option, value, range);
+  };
+  check(options.lr() >= 0, "lr", options.lr());
+  check(options.momentum() >= 0, "momentum", options.momentum());
+  check(options.weight_decay() >= 0, "weight_decay", options.weight_decay());
+  check(options.trust_coefficient() > 0, "trust_coefficient", options.trust_coefficient(),
+        "from above 0");
+  check(options.eps() >= 0, "eps", options.eps());
+}
+
+}  // namespace
+
 Lars::Lars(const std::vector<::torch::optim::OptimizerParamGroup>& groups, LarsOptions defaults)
-    : Optimizer(groups, std::make_unique<LarsOptions>(defaults)) {
-  for (const auto& group : param_groups_) {
-    const auto& options = static_cast<const LarsOptions&>(group.options());
-    const auto check = [](bool right, const char* option, double value,
-                          const char* range = "from 0 up") {
-      torch_detail::check_option(right, "Lars", option, value, range);
-    };
-    check(options.lr() >= 0, "lr", options.lr());
-    check(options.momentum() >= 0, "momentum", options.momentum());
-    check(options.weight_decay() >= 0, "weight_decay", options.weight_decay());
-    check(options.trust_coefficient() > 0, "trust_coefficient", options.trust_coefficient(),
-          "from above 0");
-    check(options.eps() >= 0, "eps", options.eps());
-  }
+    : Optimizer(std::vector<::torch::optim::OptimizerParamGroup>(),
+                std::make_unique<LarsOptions>(defaults)) {
+  for (const auto& group : groups) add_param_group(group);
 }
 
 Lars::Lars(std::vector<at::Tensor> parameters, LarsOptions defaults)
     : Lars({::torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
+
+void Lars::add_param_group(const ::torch::optim::OptimizerParamGroup& group) {
+  check_options(torch_detail::options_of<LarsOptions>(group, defaults(), "Lars"));
+  Optimizer::add_param_group(group);
+  torch_detail::keep_options(param_groups_.back(), group);
+}
 
 at::Tensor& Lars::momentum_of(const at::Tensor& parameter) {
   auto& entry = state_[parameter.unsafeGetTensorImpl()];

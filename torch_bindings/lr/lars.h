@@ -68,10 +68,15 @@ struct LarsParamState : ::torch::optim::OptimizerCloneableParamState<LarsParamSt
 // On a GPU LibTorch adds a layer's norm up, in float32, or in float64 for a float64 one.
 class Lars : public ::torch::optim::Optimizer, public torch_detail::CallsClosureFirst {
  public:
-  // Throw Error(InvalidArgument) that names an option.
+  // The options of a group are its own, all of them; one without any has the defaults. Throw
+  // Error(InvalidArgument) that names an option.
   explicit Lars(const std::vector<::torch::optim::OptimizerParamGroup>& groups,
                 LarsOptions defaults);
   explicit Lars(std::vector<at::Tensor> parameters, LarsOptions defaults);
+
+  // Throws as the constructors do. Not Optimizer's own, which from LibTorch 2.12 on gives the group
+  // of an optimizer that it does not know the defaults, in the place of the group's options.
+  void add_param_group(const ::torch::optim::OptimizerParamGroup& group);
 
   // The closure is called first, with gradients enabled. Throws Error(InvalidArgument) for a sparse
   // gradient; parameters before it have moved.

@@ -35,6 +35,16 @@ const at::Tensor& dense_gradient(const at::Tensor& parameter, const char* optimi
                            " is sparse; a layer's norm is of all its elements"));
 }
 
+void refuse_options(const char* optimizer) {
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat(optimizer, ": the options of a group are those of another optimizer"));
+}
+
+void keep_options(::torch::optim::OptimizerParamGroup& made,
+                  const ::torch::optim::OptimizerParamGroup& brought) {
+  if (brought.has_options()) made.set_options(brought.options().clone());
+}
+
 void check_option(bool right, const char* optimizer, const char* option, double value,
                   const char* range) {
   if (right) return;

@@ -42,6 +42,23 @@ at::Tensor step_layers(std::vector<::torch::optim::OptimizerParamGroup>& groups,
   return loss;
 }
 
+[[noreturn]] void refuse_options(const char* optimizer);
+
+// The options of a group that an optimizer gets, or its defaults. Throws Error(InvalidArgument)
+// that names the optimizer for those of another one.
+template <class Options>
+const Options& options_of(const ::torch::optim::OptimizerParamGroup& group,
+                          const ::torch::optim::OptimizerOptions& defaults, const char* optimizer) {
+  const auto* const options =
+      dynamic_cast<const Options*>(group.has_options() ? &group.options() : &defaults);
+  if (options == nullptr) refuse_options(optimizer);
+  return *options;
+}
+
+// The options that a group has brought, for the group that Optimizer::add_param_group() has made.
+void keep_options(::torch::optim::OptimizerParamGroup& made,
+                  const ::torch::optim::OptimizerParamGroup& brought);
+
 // Throws Error(InvalidArgument) that names the optimizer, its option, and where that goes ("from 0
 // up").
 void check_option(bool right, const char* optimizer, const char* option, double value,

@@ -1,5 +1,5 @@
 // The steps of LARS and LAMB over memory against the same in LibTorch's operations, which a
-// parameter with gaps still takes.
+// parameter with gaps still takes; and the options of their groups.
 #include "horon/torch_bindings/lr/layer_step.h"
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
+#include <torch/optim/sgd.h>
 #include <torch/serialize/archive.h>
 
 #include "horon/tests/support/error_of.h"
@@ -185,6 +186,40 @@ TEST(LayerStep, OfALazyConjugate) {
   }
   EXPECT_FALSE(plain.equal(values));
   EXPECT_TRUE(lazy.resolve_conj().equal(plain)) << lazy << plain;
+}
+
+// A group of other options than the defaults in both constructors and later; wrong ones leave the
+// optimizer as it was.
+template <class Opt, class Options>
+void expect_own_options(const Options& defaults) {
+  const auto group_with = [](const ::torch::optim::OptimizerOptions& options) {
+    return ::torch::optim::OptimizerParamGroup({as_leaf(at::ones({2}))}, options.clone());
+  };
+  Options other = defaults;
+  other.lr(0.25).adapt(false);
+  Opt optimizer({group_with(other), {{as_leaf(at::ones({2}))}}}, defaults);
+  optimizer.add_param_group(group_with(other));
+  const auto& groups = optimizer.param_groups();
+  ASSERT_EQ(groups.size(), 3U);
+  for (const size_t own : {0, 2}) {
+    const auto& options = static_cast<const Options&>(groups[own].options());
+    EXPECT_EQ(options.lr(), 0.25) << own;
+    EXPECT_FALSE(options.adapt()) << own;
+  }
+  EXPECT_EQ(groups[1].options().get_lr(), defaults.lr());
+  Options wrong = defaults;
+  wrong.lr(-1);
+  EXPECT_THAT(error_of([&] { optimizer.add_param_group(group_with(wrong)); }),
+              testing::HasSubstr("lr is -1"));
+  const ::torch::optim::SGDOptions foreign(1);
+  EXPECT_THAT(error_of([&] { optimizer.add_param_group(group_with(foreign)); }),
+              testing::HasSubstr("are those of another optimizer"));
+  EXPECT_EQ(optimizer.param_groups().size(), 3U);
+}
+
+TEST(LayerGroups, OptionsOfTheirOwn) {
+  expect_own_options<Lars>(LarsOptions(0.5));
+  expect_own_options<Lamb>(LambOptions(0.5));
 }
 
 TEST(LayerStep, NoElements) {
