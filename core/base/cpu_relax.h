@@ -3,7 +3,7 @@
 
 namespace horon::core {
 
-// Defined in cpu_relax_x86.cc or cpu_relax_generic.cc; the build picks one.
+// Defined in cpu_relax_x86.cc, _aarch64.cc or _generic.cc; the build picks one.
 void cpu_relax() noexcept;
 
 }  // namespace horon::core

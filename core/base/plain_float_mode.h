@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cfenv>
+#include <cstdint>
 
 namespace horon::core {
 
@@ -16,12 +17,12 @@ class PlainFloatMode {
   PlainFloatMode& operator=(const PlainFloatMode&) = delete;
 
  private:
-  // Defined in plain_float_mode_x86.cc or plain_float_mode_generic.cc; the build picks one.
+  // Defined in plain_float_mode_x86.cc, _aarch64.cc or _generic.cc; the build picks one.
   void enter() noexcept;
   void leave() noexcept;
 
   union Mode {
-    unsigned control;   // x86: the control word of the vector units
+    uint64_t control;   // x86, ARM: the control word of the vector units
     std::fenv_t whole;  // elsewhere
   };
   Mode before_;

@@ -17,7 +17,8 @@ void PlainFloatMode::enter() noexcept {
 }
 
 void PlainFloatMode::leave() noexcept {
-  if ((before_.control & ~kExceptionFlags) != kPlain) _mm_setcsr(before_.control);
+  if ((before_.control & ~kExceptionFlags) != kPlain)
+    _mm_setcsr(static_cast<unsigned>(before_.control));
 }
 
 }  // namespace horon::core

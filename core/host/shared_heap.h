@@ -36,7 +36,7 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   explicit SharedHeap(size_t cached_bytes_max = kCachedBytesMax)
       : cached_bytes_max_(cached_bytes_max) {}
 
-  // Page aligned and touched; `zeroed` false leaves what the last holder wrote. Throws
+  // Aligned to 4 KiB and touched; `zeroed` false leaves what the last holder wrote. Throws
   // Error(Limit).
   std::shared_ptr<std::byte> allocate(size_t bytes, bool zeroed);
   // The same for a short time, not zeroed. Each segment has a descriptor for good, and these blocks

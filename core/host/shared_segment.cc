@@ -20,7 +20,6 @@ namespace horon::core {
 
 namespace {
 
-constexpr size_t kHeaderBytes = 4096;
 constexpr uint64_t kMagic = 0x314e4f524f48;
 // Smaller segments are made without a check: reading how much memory is free costs more.
 constexpr size_t kBytesWithoutLook = size_t{64} << 20;
@@ -29,6 +28,13 @@ struct Header {
   uint64_t magic;
   uint64_t generation;
 };
+
+// A page, so that data() begins at one, and its pages can be given back. Not the same on all
+// machines: 4 KiB on x86-64, up to 64 KiB on ARM.
+size_t header_bytes() {
+  static const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return page;
+}
 
 [[noreturn]] void fail(ErrorCode code, const std::string& what, int error) {
   throw Error(code, concat(what, ": ", std::strerror(error)));
@@ -58,7 +64,7 @@ SharedSegment SharedSegment::create(size_t bytes) {
   segment.descriptor_ = memfd_create("horon", MFD_CLOEXEC);
   if (segment.descriptor_ < 0) fail_to_open("memfd_create", errno);
   segment.reserve();
-  segment.map(segment.descriptor_, kHeaderBytes + bytes);
+  segment.map(segment.descriptor_, header_bytes() + bytes);
   if (!segment.renew_generation()) fail(ErrorCode::OperationFailed, "getrandom", errno);
   return segment;
 }
@@ -70,11 +76,11 @@ SharedSegment SharedSegment::open(pid_t owner, int descriptor, uint64_t generati
   SharedSegment segment;
   struct stat status {};
   if (fstat(opened, &status) != 0 || !S_ISREG(status.st_mode) ||
-      static_cast<size_t>(status.st_size) < kHeaderBytes) {
+      static_cast<size_t>(status.st_size) < header_bytes()) {
     close(opened);
     throw Error(ErrorCode::OperationFailed, concat(path, " is not a piece of shared memory"));
   }
-  segment.bytes_ = static_cast<size_t>(status.st_size) - kHeaderBytes;
+  segment.bytes_ = static_cast<size_t>(status.st_size) - header_bytes();
   try {
     segment.map(opened, static_cast<size_t>(status.st_size));
   } catch (...) {
@@ -96,7 +102,7 @@ SharedSegment SharedSegment::open(pid_t owner, int descriptor, uint64_t generati
 // of any timer.
 void SharedSegment::reserve() const {
   constexpr off_t kPieceBytes = off_t{1} << 20;
-  const auto length = static_cast<off_t>(kHeaderBytes + bytes_);
+  const auto length = static_cast<off_t>(header_bytes() + bytes_);
   for (off_t begin = 0; begin < length; begin += kPieceBytes) {
     const off_t piece = std::min(kPieceBytes, length - begin);
     int error = 0;
@@ -144,7 +150,7 @@ void SharedSegment::restore_pages() {
 }
 
 std::byte* SharedSegment::data() const {
-  return mapping_ == nullptr ? nullptr : mapping_ + kHeaderBytes;
+  return mapping_ == nullptr ? nullptr : mapping_ + header_bytes();
 }
 
 SharedSegment::SharedSegment(SharedSegment&& other) noexcept { *this = std::move(other); }
@@ -164,7 +170,7 @@ SharedSegment::~SharedSegment() { reset(); }
 
 void SharedSegment::reset() noexcept {
   // After a fork something of the child's own may lie at this address.
-  if (mapping_ != nullptr && mapped_by_ == getpid()) munmap(mapping_, kHeaderBytes + bytes_);
+  if (mapping_ != nullptr && mapped_by_ == getpid()) munmap(mapping_, header_bytes() + bytes_);
   if (descriptor_ >= 0) close(descriptor_);
   mapping_ = nullptr;
   descriptor_ = -1;

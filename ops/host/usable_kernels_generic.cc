@@ -1,4 +1,4 @@
-// Which kernels a machine that is not x86-64 can run: the portable ones.
+// Which kernels a machine of another family than x86-64 and ARM can run: the portable ones.
 #include "horon/ops/host/kernel_table.h"
 
 namespace horon::ops {

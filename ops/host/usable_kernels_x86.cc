@@ -1,4 +1,4 @@
-// Which kernels an x86-64 machine can run. Other machines get usable_kernels_generic.cc.
+// Which kernels an x86-64 machine can run.
 #include <cpuid.h>
 
 #include "horon/ops/host/kernel_table.h"

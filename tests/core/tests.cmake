@@ -6,6 +6,13 @@ horon_test(base_test
                  core/base/rank_names_test.cc core/base/replace_file_test.cc core/base/text_test.cc
                  core/base/timeline_test.cc core/base/version_test.cc core/base/yield_cost_test.cc
            LIBS nlohmann_json::nlohmann_json)
+# Where it is known how a program chooses the way in which floats are computed.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  target_sources(base_test PRIVATE core/base/plain_float_mode_test.cc support/float_control_x86.cc)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
+  target_sources(base_test PRIVATE core/base/plain_float_mode_test.cc
+                                   support/float_control_aarch64.cc)
+endif()
 # A proportion; sanitizers slow copies down by looking at both ranges first.
 if(NOT HORON_SANITIZE)
   horon_test(copy_speed_test FILES core/base/copy_speed_test.cc)
@@ -24,7 +31,9 @@ endif()
 horon_test(in_process_transport_test FILES core/transport/in_process_transport_test.cc)
 horon_test(local_group_test FILES core/host/local_group_test.cc core/host/process_memory_test.cc)
 horon_test(local_subgroup_test FILES core/host/local_subgroup_test.cc)
-horon_test(shared_heap_test FILES core/host/available_memory_test.cc core/host/shared_heap_test.cc)
+horon_test(shared_heap_test
+           FILES core/host/available_memory_test.cc core/host/shared_heap_test.cc
+                 core/host/shared_segment_test.cc)
 horon_test(shared_memory_transport_test FILES core/transport/shared_memory_transport_test.cc)
 horon_test(executor_test
            FILES core/execution/block_layout_test.cc core/execution/chunked_batch_test.cc

@@ -2,6 +2,7 @@
 // where it enters a system call. So a race is tried in each of its orders, not in those that come.
 #pragma once
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -17,6 +18,7 @@
 
 #include "horon/tests/support/asleep.h"
 #include "horon/tests/support/long_enough.h"
+#include "horon/tests/support/shared_with_children.h"
 
 namespace horon {
 
@@ -103,5 +105,24 @@ class SteppedProcess {
   const pid_t pid_;
   std::optional<int> exit_code_;
 };
+
+// Whether processes may be traced, and get past an atomic operation step by step. ARM without its
+// atomic instructions makes one of a load and a store, which fails if the process has stopped
+// between the two: then it begins again for ever.
+inline bool can_be_stepped() {
+  struct Exchange {
+    std::atomic<bool> begun{false};
+    std::atomic<bool> over{false};
+  };
+  constexpr int kStepsOfOne = 1000;
+  const SharedWithChildren<Exchange> shared;
+  SteppedProcess child([&] {
+    shared->begun = true;
+    return shared->over.exchange(true) ? 1 : 0;
+  });
+  while (child.stopped() && !shared->begun) child.step();
+  for (int i = 0; i < kStepsOfOne && child.stopped() && !shared->over; ++i) child.step();
+  return shared->over;
+}
 
 }  // namespace horon

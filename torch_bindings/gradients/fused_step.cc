@@ -5,7 +5,6 @@
 #include <string_view>
 #include <typeinfo>
 
-#include <ATen/Version.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_fused_adagrad.h>
 #include <ATen/ops/_fused_adam.h>
@@ -19,6 +18,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include "horon/torch_bindings/gradients/fma_instruction.h"
 #include "horon/torch_bindings/tensors/memory_ranges.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
@@ -328,9 +328,8 @@ bool gives_optimizers_bits(const SgdKernel& kernel) {
 
 const SgdKernel* find_bit_equal_sgd_kernel() {
   const PlainMode plain;
-  // LibTorch says AVX2 or AVX512 only where there is the instruction. Elsewhere no function of that
-  // file is called: the compiler may have used AVX2 anywhere in it.
-  if (at::get_cpu_capability().starts_with("AVX")) {
+  // Elsewhere no function of that file is called: the compiler may have used AVX2 anywhere in it.
+  if (has_fma_instruction()) {
     static const SgdKernel with = sgd_kernel_fma();
     if (gives_optimizers_bits(with)) return &with;
   }

