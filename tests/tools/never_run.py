@@ -23,6 +23,7 @@ CONDITIONS = (
     "the heap is not glibc's own",
     "is not there",  # the files of Fashion-MNIST
     "there are no pseudo terminals here",
+    "processes can't be stepped through here",
 )
 
 BEGIN = re.compile(r"^\d+/\d+ Testing: (?P<run>\S+)$")

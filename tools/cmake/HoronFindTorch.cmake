@@ -55,7 +55,10 @@ set(horon_chosen_roots ${horon_torch_roots})
 find_program(HORON_PYTHON python3)
 mark_as_advanced(HORON_PYTHON)
 set(horon_asked_python ${HORON_PYTHON})
-if(SKBUILD)
+# The wheel of Horon itself, not that of a project which has found an installed Horon.
+set(horon_is_wheel OFF)
+if(SKBUILD AND NOT HORON_TORCH_BUILT_WITH)
+  set(horon_is_wheel ON)
   set(horon_asked_python ${Python_EXECUTABLE})
 endif()
 if(horon_asked_python)
@@ -65,7 +68,7 @@ print(u.find_spec('torch').submodule_search_locations[0])"
                   OUTPUT_VARIABLE horon_python_torch OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   list(APPEND horon_torch_roots ${horon_python_torch})
 endif()
-if(SKBUILD)  # a wheel is of use beside the torch of its own environment alone
+if(horon_is_wheel)  # it is of use beside the torch of its own environment alone
   list(APPEND horon_chosen_roots ${horon_python_torch})
 else()
   list(APPEND horon_torch_roots ${HORON_TORCH_BUILT_WITH})
@@ -128,11 +131,11 @@ endforeach()
 
 if(NOT HORON_TORCH_ROOT)
   set(HORON_TORCH_PROBLEM "${horon_first_problem}")
-  if(NOT HORON_TORCH_PROBLEM AND SKBUILD)
+  if(NOT HORON_TORCH_PROBLEM AND horon_is_wheel)
     string(CONCAT HORON_TORCH_PROBLEM "torch was not found where this wheel is built, by "
            "${Python_EXECUTABLE}. Install torch first. An installer that builds in an environment "
-           "of its own, as uv does, must build in yours: uv pip install scikit-build-core, then "
-           "uv pip install --no-build-isolation ./torch_bindings/python")
+           "of its own, as uv does, must build in yours: uv pip install scikit-build-core cmake "
+           "ninja, then uv pip install --no-build-isolation ./torch_bindings/python")
   elseif(NOT HORON_TORCH_PROBLEM)
     string(CONCAT HORON_TORCH_PROBLEM "LibTorch was not found. Give -DCMAKE_PREFIX_PATH=/path/to/"
            "libtorch or -DTorch_DIR=..., run tools/setup of Horon's sources (it installs the torch "

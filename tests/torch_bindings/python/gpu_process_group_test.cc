@@ -77,7 +77,7 @@ class GpuProcessGroup : public testing::Test {
   }
 
   const c10::intrusive_ptr<HoronBackend> group_ =
-      c10::make_intrusive<HoronBackend>("gpu", ProcessSet(), std::chrono::seconds(60));
+      c10::make_intrusive<HoronBackend>(ProcessSet(), std::chrono::seconds(60));
   const int64_t ranks_ = size();
 };
 
@@ -270,7 +270,7 @@ TEST_F(GpuProcessGroup, GroupsOfSomeRanks) {
     if (std::find(ranks.begin(), ranks.end(), rank()) == ranks.end()) continue;
     const ProcessSet set = add_process_set_among(ranks, static_cast<uint32_t>(first));
     EXPECT_EQ(device(set), device());
-    groups.push_back(c10::make_intrusive<HoronBackend>("some", set, std::chrono::seconds(60)));
+    groups.push_back(c10::make_intrusive<HoronBackend>(set, std::chrono::seconds(60)));
     members.push_back(ranks);
   }
   for (int round = 0; round < 5; ++round) {
@@ -336,7 +336,7 @@ TEST_F(GpuProcessGroup, WhatIsWrongIsToldToAllAndTheGroupGoesOn) {
               AllOf(HasSubstr("is on cuda"), HasSubstr("and cpu"), HasSubstr("on one device")));
   if (size() > 1) {
     const std::string text = error_of([&] { all_reduce(empty({rank() == 0 ? 4 : 5}))->wait(); });
-    EXPECT_THAT(text, AllOf(HasSubstr("c10d.gpu#"), HasSubstr("shape"), HasSubstr("rank 0")));
+    EXPECT_THAT(text, AllOf(HasSubstr("c10d.all#"), HasSubstr("shape"), HasSubstr("rank 0")));
     // Some hold the tensor on the CPU, some on the GPU.
     const at::Tensor here = rank() == 0 ? at::ones({4}) : empty({4});
     const WorkPtr work = all_reduce(here);

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+import types
 
 import pytest
 import torch
@@ -148,6 +149,13 @@ def test_a_member_is_interrupted_again_while_it_tells_the_others(rank, size, mon
             make(ranks, 60)
     if rank in ranks:
         make_and_check(ranks)
+
+
+def test_ranks_that_do_not_ascend():
+    options = types.SimpleNamespace(global_ranks_in_group=[1, 0],
+                                    timeout=datetime.timedelta(seconds=1))
+    with pytest.raises(RuntimeError, match=r"new_group\(\[1, 0\], sort_ranks=False\)"):
+        process_group._make(options, None)
 
 
 def test_the_store_fails_while_a_member_waits(monkeypatch):

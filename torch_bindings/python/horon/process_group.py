@@ -72,6 +72,9 @@ def _make(options, _):
     from horon.torch import basics
     ranks = list(options.global_ranks_in_group)  # none: of the default group
     timeout_s = limited(options.timeout).total_seconds()
+    if ranks != sorted(ranks):
+        raise RuntimeError(f"new_group({ranks}, sort_ranks=False): groups of the backend \"horon\" "
+                           "have their ranks in ascending order")
     of_some = bool(ranks) and len(ranks) < get_world_size()
     if of_some and not native.is_initialized():
         raise RuntimeError(f"new_group({ranks}), of some of {get_world_size()} ranks, can't start "
