@@ -209,10 +209,10 @@ void expect_own_options(const Options& defaults) {
   EXPECT_EQ(groups[1].options().get_lr(), defaults.lr());
   Options wrong = defaults;
   wrong.lr(-1);
-  EXPECT_THAT(error_of([&] { optimizer.add_param_group(group_with(wrong)); }),
+  EXPECT_THAT(test::error_of([&] { optimizer.add_param_group(group_with(wrong)); }),
               testing::HasSubstr("lr is -1"));
   const ::torch::optim::SGDOptions foreign(1);
-  EXPECT_THAT(error_of([&] { optimizer.add_param_group(group_with(foreign)); }),
+  EXPECT_THAT(test::error_of([&] { optimizer.add_param_group(group_with(foreign)); }),
               testing::HasSubstr("are those of another optimizer"));
   EXPECT_EQ(optimizer.param_groups().size(), 3U);
 }
