@@ -43,7 +43,7 @@ def check_placement(place, size, peers):
     expect(place["nwrong"] == 0, f"wrong values: {place}")
     # Less the time that rewriting took by itself: on a busy machine that may leave nothing of one.
     expect(0 <= place["time_min"] <= place["time"] <= place["time_p99"], f"no times: {place}")
-    expect(place["time_p99"] > 0, f"no times: {place}")
+    expect(place["time"] > 0, f"no times: {place}")
     expect((place["alg_bw"] > 0) == (size > 0) and place["bus_bw"] >= 0, f"no bandwidth: {place}")
     expect(sorted(place.get("peers", {})) == sorted(peers), f"not the peers {peers}: {place}")
     for name, peer in place.get("peers", {}).items():
