@@ -1,10 +1,10 @@
 // The ranks of one host: a control area that all of them map, doorbells, and memory that every one
 // of them can reach.
 //
-// Memory is made with memfd_create and reached by the peers as /proc/PID/fd/N: no names that
-// outlive a crash, and no limit by the size of /dev/shm. Where that is forbidden (other users,
-// other PID namespaces), `available()` is false on all ranks of the host and everything goes
-// through MPI.
+// Memory is made with memfd_create and reached by the peers as /proc/PID/fd/N. Where that is
+// forbidden (each rank in a container of its own), it lies in files in /dev/shm; where the ranks
+// don't share those either (other users, other PID namespaces), `available()` is false on all ranks
+// of the host and everything goes through MPI.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +15,7 @@
 
 #include "horon/core/bootstrap/bootstrap.h"
 #include "horon/core/host/doorbell.h"
+#include "horon/core/host/shared_segment.h"
 
 namespace horon::core {
 
@@ -48,6 +49,8 @@ class LocalGroup {
   // with the reason.
   virtual bool available() const = 0;
   virtual std::string unavailable_reason() const = 0;
+  // How the ranks reach each other's memory; the same on all of them. Only if available.
+  virtual Reach reach() const = 0;
 
   // This rank's own doorbell always exists (private if not available); the others' only if
   // available.

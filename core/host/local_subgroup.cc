@@ -27,6 +27,7 @@ class LocalSubgroup final : public LocalGroup {
   int local_size() const override { return static_cast<int>(local_ranks_.size()); }
   bool available() const override { return true; }
   std::string unavailable_reason() const override { return ""; }
+  Reach reach() const override { return parent_->reach(); }
 
   Doorbell& doorbell(int local_rank) override { return parent_->doorbell(in_parent(local_rank)); }
   std::byte* area() override { return area_->data(); }
@@ -87,13 +88,14 @@ struct Offer {
   uint64_t own;  // a std::shared_ptr<SharedSegment>*, for ranks that are threads of one process
 };
 
-std::shared_ptr<SharedSegment> open_offer(const Offer& offer) {
+std::shared_ptr<SharedSegment> open_offer(const Offer& offer, Reach reach) {
   // The owner keeps the pointer until all have opened it.
   if (offer.process_id == getpid()) {
     return *reinterpret_cast<const std::shared_ptr<SharedSegment>*>(offer.own);
   }
-  return std::make_shared<SharedSegment>(SharedSegment::open(
-      static_cast<pid_t>(offer.process_id), static_cast<int>(offer.descriptor), offer.generation));
+  return std::make_shared<SharedSegment>(
+      SharedSegment::open(reach, static_cast<pid_t>(offer.process_id),
+                          static_cast<int>(offer.descriptor), offer.generation));
 }
 
 // The text of what `step` throws, else "".
@@ -119,7 +121,7 @@ std::unique_ptr<LocalGroup> make_local_subgroup(const std::shared_ptr<LocalGroup
   std::string failure;
   if (takes_part && local_ranks.front() == group->local_rank()) {
     failure = failure_of([&] {
-      segment = std::make_shared<SharedSegment>(SharedSegment::create(area_bytes));
+      segment = std::make_shared<SharedSegment>(SharedSegment::create(area_bytes, group->reach()));
       mine = {getpid(), segment->descriptor(), segment->generation(),
               reinterpret_cast<uint64_t>(&segment)};
     });
@@ -129,7 +131,7 @@ std::unique_ptr<LocalGroup> make_local_subgroup(const std::shared_ptr<LocalGroup
   if (takes_part && local_ranks.front() != group->local_rank()) {
     const Offer& offer = offers[static_cast<size_t>(local_ranks.front())];
     const bool made = offer.process_id != 0;  // else the rank that failed says why
-    if (made) failure = failure_of([&] { segment = open_offer(offer); });
+    if (made) failure = failure_of([&] { segment = open_offer(offer, group->reach()); });
   }
   // This is a barrier too: every rank keeps its offer until all ranks have opened it.
   const std::vector<std::string> failures = bootstrap.allgather(Bootstrap::Among::Host, failure);

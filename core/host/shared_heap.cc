@@ -110,7 +110,7 @@ void SharedHeap::prepare(const Block& block, bool zeroed) {
 SharedHeap::Block SharedHeap::make_slab(size_t block_bytes) {
   const size_t count = std::max<size_t>(1, kSlabBytes / block_bytes);
   auto slab = std::make_unique<Slab>();
-  take_memory([&] { slab->segment = SharedSegment::create(count * block_bytes); });
+  take_memory([&] { slab->segment = SharedSegment::create(count * block_bytes, reach_); });
   slab->block_bytes = block_bytes;
   slab->live.assign(count, false);
   slab->live[0] = true;

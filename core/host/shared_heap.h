@@ -33,8 +33,8 @@ struct SharedAddress;
 class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
  public:
   static constexpr size_t kCachedBytesMax = size_t{1} << 30;
-  explicit SharedHeap(size_t cached_bytes_max = kCachedBytesMax)
-      : cached_bytes_max_(cached_bytes_max) {}
+  explicit SharedHeap(size_t cached_bytes_max = kCachedBytesMax, Reach reach = Reach::ByProcess)
+      : cached_bytes_max_(cached_bytes_max), reach_(reach) {}
 
   // Aligned to 4 KiB and touched; `zeroed` false leaves what the last holder wrote. Throws
   // Error(Limit).
@@ -82,6 +82,7 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
 
   const pid_t owner_ = getpid();
   const size_t cached_bytes_max_;
+  const Reach reach_;  // of its segments
   mutable std::shared_mutex mutex_;
   std::map<const std::byte*, std::unique_ptr<Slab>> slabs_;  // by first byte; never removed
   // By class; the last freed is the first taken. Each has room for all blocks of its class.

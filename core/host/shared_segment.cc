@@ -4,7 +4,9 @@
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -14,6 +16,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/core/host/available_memory.h"
+#include "horon/core/host/named_file.h"
 #include "horon/core/host/open_files.h"
 
 namespace horon::core {
@@ -55,25 +58,46 @@ void require_memory(size_t bytes) {
                                        bytes_text(left.bytes), " are available ", left.where));
 }
 
+// Random, so that no two segments of a host have the same, whatever process made them (forked ones
+// too). None: errno says why.
+std::optional<uint64_t> new_generation() noexcept {
+  uint64_t random = 0;
+  if (getrandom(&random, sizeof random, 0) != sizeof random) return std::nullopt;
+  return random;
+}
+
+int make_memory_file() {
+  const int descriptor = memfd_create("horon", MFD_CLOEXEC);
+  if (descriptor < 0) fail_to_open("memfd_create", errno);
+  return descriptor;
+}
+
 }  // namespace
 
-SharedSegment SharedSegment::create(size_t bytes) {
+SharedSegment SharedSegment::create(size_t bytes, Reach reach) {
   require_memory(bytes);
+  const std::optional<uint64_t> generation = new_generation();
+  if (!generation) fail(ErrorCode::OperationFailed, "getrandom", errno);
   SharedSegment segment;
+  segment.process_ = getpid();
+  segment.reach_ = reach;
   segment.bytes_ = bytes;
-  segment.descriptor_ = memfd_create("horon", MFD_CLOEXEC);
-  if (segment.descriptor_ < 0) fail_to_open("memfd_create", errno);
+  segment.generation_ = *generation;
+  segment.descriptor_ = reach == Reach::ByName ? make_named_file(*generation) : make_memory_file();
   segment.reserve();
   segment.map(segment.descriptor_, header_bytes() + bytes);
-  if (!segment.renew_generation()) fail(ErrorCode::OperationFailed, "getrandom", errno);
+  segment.set_generation(*generation);
   return segment;
 }
 
-SharedSegment SharedSegment::open(pid_t owner, int descriptor, uint64_t generation) {
-  const std::string path = concat("/proc/", owner, "/fd/", descriptor);
+SharedSegment SharedSegment::open(Reach reach, pid_t owner, int descriptor, uint64_t generation) {
+  const std::string path = reach == Reach::ByName ? path_of_named_file(generation)
+                                                  : concat("/proc/", owner, "/fd/", descriptor);
   const int opened = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (opened < 0) fail_to_open(concat("open ", path), errno);
   SharedSegment segment;
+  segment.process_ = getpid();
+  segment.reach_ = reach;
   struct stat status {};
   if (fstat(opened, &status) != 0 || !S_ISREG(status.st_mode) ||
       static_cast<size_t>(status.st_size) < header_bytes()) {
@@ -109,7 +133,9 @@ void SharedSegment::reserve() const {
     do {
       error = fallocate(descriptor_, 0, begin, piece) == 0 ? 0 : errno;
     } while (error == EINTR);
-    if (error != 0) fail(ErrorCode::Limit, concat(bytes_text(bytes_), " of shared memory"), error);
+    if (error == 0) continue;
+    const std::string_view where = reach_ == Reach::ByName ? " in /dev/shm" : "";
+    fail(ErrorCode::Limit, concat(bytes_text(bytes_), " of shared memory", where), error);
   }
 }
 
@@ -121,7 +147,6 @@ void SharedSegment::map(int descriptor, size_t mapped_bytes) {
          concat("mmap of ", bytes_text(mapped_bytes)), errno);
   }
   mapping_ = static_cast<std::byte*>(at);
-  mapped_by_ = getpid();
   madvise(at, mapped_bytes, MADV_DONTFORK);
 }
 
@@ -132,15 +157,18 @@ void SharedSegment::release_pages() noexcept {
   madvise(data(), bytes_, MADV_REMOVE);  // a failure only costs memory
 }
 
-// Random, so that no two segments of a host have the same, whatever process made them (forked ones
-// too).
 bool SharedSegment::renew_generation() noexcept {
-  uint64_t random = 0;
-  if (getrandom(&random, sizeof random, 0) != sizeof random) return false;
-  generation_ = random;
+  const std::optional<uint64_t> generation = new_generation();
+  if (!generation) return false;
+  if (reach_ == Reach::ByName && !renumber_named_file(generation_, *generation)) return false;
+  set_generation(*generation);
+  return true;
+}
+
+void SharedSegment::set_generation(uint64_t generation) noexcept {
+  generation_ = generation;
   const Header header = {kMagic, generation_};
   std::memcpy(mapping_, &header, sizeof header);
-  return true;
 }
 
 void SharedSegment::restore_pages() {
@@ -159,7 +187,8 @@ SharedSegment& SharedSegment::operator=(SharedSegment&& other) noexcept {
   if (this == &other) return *this;
   reset();
   mapping_ = std::exchange(other.mapping_, nullptr);
-  mapped_by_ = std::exchange(other.mapped_by_, 0);
+  process_ = std::exchange(other.process_, 0);
+  reach_ = other.reach_;
   bytes_ = std::exchange(other.bytes_, 0);
   descriptor_ = std::exchange(other.descriptor_, -1);
   generation_ = std::exchange(other.generation_, 0);
@@ -169,9 +198,14 @@ SharedSegment& SharedSegment::operator=(SharedSegment&& other) noexcept {
 SharedSegment::~SharedSegment() { reset(); }
 
 void SharedSegment::reset() noexcept {
-  // After a fork something of the child's own may lie at this address.
-  if (mapping_ != nullptr && mapped_by_ == getpid()) munmap(mapping_, header_bytes() + bytes_);
-  if (descriptor_ >= 0) close(descriptor_);
+  // After a fork something of the child's own may lie at this address, and the file is the
+  // parent's.
+  const bool is_own = process_ == getpid();
+  if (mapping_ != nullptr && is_own) munmap(mapping_, header_bytes() + bytes_);
+  if (descriptor_ >= 0) {
+    if (reach_ == Reach::ByName && is_own) remove_named_file(generation_);
+    close(descriptor_);
+  }
   mapping_ = nullptr;
   descriptor_ = -1;
 }

@@ -1,5 +1,4 @@
-// One piece of memory that other processes of this host can map: a memfd, reached as
-// /proc/PID/fd/N.
+// One piece of memory that other processes of this host can map.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +6,16 @@
 #include <sys/types.h>
 
 namespace horon::core {
+
+// How another process finds a segment.
+enum class Reach : bool {
+  // A memfd, as /proc/PID/fd/N of its creator: no name that outlives a crash, and no limit by the
+  // size of /dev/shm. The kernel lets those in that may look into the creator.
+  ByProcess,
+  // A file in /dev/shm (named_file.h). Also for processes of one user that may not look into each
+  // other: those in containers of their own, each of which has another user namespace.
+  ByName,
+};
 
 // Owns the mapping, and in its creator the descriptor. A first page before data() holds the
 // segment's generation, by which whoever opens it sees that it is the right one and not another
@@ -21,9 +30,9 @@ class SharedSegment {
 
   // Zeroed and touched. Throws Error(Limit) when there is no memory for it, and
   // Error(OperationFailed) if it fails for another reason.
-  static SharedSegment create(size_t bytes);
+  static SharedSegment create(size_t bytes, Reach reach = Reach::ByProcess);
   // The segment of another process, touched. Throws Error(OperationFailed).
-  static SharedSegment open(pid_t owner, int descriptor, uint64_t generation);
+  static SharedSegment open(Reach reach, pid_t owner, int descriptor, uint64_t generation);
 
   SharedSegment() = default;
   SharedSegment(SharedSegment&& other) noexcept;
@@ -46,10 +55,12 @@ class SharedSegment {
  private:
   void reserve() const;
   void map(int descriptor, size_t mapped_bytes);
+  void set_generation(uint64_t generation) noexcept;
   void reset() noexcept;
 
   std::byte* mapping_ = nullptr;
-  pid_t mapped_by_ = 0;
+  pid_t process_ = 0;  // that created or opened it
+  Reach reach_ = Reach::ByProcess;
   size_t bytes_ = 0;
   int descriptor_ = -1;
   uint64_t generation_ = 0;

@@ -21,6 +21,7 @@ class UnavailableGroup final : public LocalGroup {
   int local_size() const override { return size_; }
   bool available() const override { return false; }
   std::string unavailable_reason() const override { return reason_; }
+  Reach reach() const override { return Reach::ByProcess; }
   Doorbell& doorbell(int local_rank) override {
     HORON_CHECK(local_rank == rank_, "only the own doorbell exists without shared memory");
     return doorbell_;

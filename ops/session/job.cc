@@ -10,7 +10,6 @@
 #include "horon/core/base/host_name.h"
 #include "horon/core/base/keep_for_ever.h"
 #include "horon/core/base/log.h"
-#include "horon/core/base/rank_names.h"
 #include "horon/core/base/round_up.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
@@ -21,6 +20,7 @@
 #include "horon/ops/builtin.h"
 #include "horon/ops/explain_choices.h"
 #include "horon/ops/mpi/mpi_ops.h"
+#include "horon/ops/session/memory_of_hosts.h"
 #include "horon/ops/timing/host_timing.h"
 
 namespace horon::ops {
@@ -53,28 +53,6 @@ CommunicatorMaker::Options communicator_options(const core::Config& config) {
 std::string name_of_this_host(const core::Config& config) {
   const std::string name = core::host_name();
   return config.host_id.empty() ? name : concat(name, "/", config.host_id);
-}
-
-// "host node7 (ranks 2 and 3): local rank 1: memfd_create: ...; host ...". `reasons`: of the first
-// rank of each host that has no shared memory its name and why; of all others nothing.
-std::string list_hosts(const core::Topology& topology, const std::vector<std::string>& reasons) {
-  constexpr int kShown = 8;
-  std::string list;
-  int hosts = 0;
-  for (size_t leader = 0; leader < reasons.size(); ++leader) {
-    if (reasons[leader].empty() || ++hosts > kShown) continue;
-    std::vector<int> ranks;
-    for (int rank = 0; rank < topology.size; ++rank) {
-      if (topology.host_of[static_cast<size_t>(rank)] == topology.host_of[leader]) {
-        ranks.push_back(rank);
-      }
-    }
-    const size_t end_of_name = reasons[leader].find('\n');
-    list += concat(list.empty() ? "" : "; ", "host ", reasons[leader].substr(0, end_of_name), " (",
-                   core::name_ranks(ranks), "): ", reasons[leader].substr(end_of_name + 1));
-  }
-  if (hosts > kShown) list += concat("; ... (", hosts, " hosts in all)");
-  return list;
 }
 
 uint32_t next_number() {
@@ -128,7 +106,9 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
   maker_ =
       std::make_unique<CommunicatorMaker>(*library_, *bootstrap_, communicator_options(config_));
   world_ = maker_->make_world(transport_bytes(bootstrap_->topology()) + timing_bytes());
-  warn_of_missing_memory();
+  if (config_.shared_memory) {
+    warn_of_missing_memory(*bootstrap_, name_of_this_host(config_), *world_);
+  }
   find_constants();
   start_runtime();
   if (rank != 0) return;
@@ -163,28 +143,6 @@ void Job::warn_of_gpus() const {
 }
 
 Job::~Job() { stop(); }
-
-// One host without shared memory costs all ranks theirs, and only its own ranks know why. Where no
-// host has two ranks, collectives go between hosts anyway.
-void Job::warn_of_missing_memory() const {
-  const core::Topology& topology = bootstrap_->topology();
-  // Alike on all ranks.
-  if (!config_.shared_memory || topology.host_count() == topology.size) return;
-  if (world_->all_share_memory()) return;
-  const core::LocalGroup& group = world_->local_group();
-  std::string mine;
-  if (topology.local_rank == 0 && !group.available()) {
-    mine = concat(name_of_this_host(config_), "\n", group.unavailable_reason());
-  }
-  const auto reasons = bootstrap_->allgather(core::Bootstrap::Among::Job, mine);
-  if (topology.rank != 0) return;
-  core::log(core::LogLevel::Warn,
-            concat("no shared memory on ", list_hosts(topology, reasons),
-                   ". So collectives of all ranks go through MPI, which is slower. Ranks share "
-                   "memory if all those of a host run as one user, in one container (PID "
-                   "namespace) that allows memfd_create(), and have memory left; "
-                   "HORON_SHARED_MEMORY=0 chooses MPI and ends this warning"));
-}
 
 void Job::find_constants() {
   MeasuredJob job;
@@ -335,13 +293,9 @@ std::string_view Job::path_between_gpus() const {
 std::string Job::introduction() const {
   const core::Topology& topology = bootstrap_->topology();
   const int hosts = topology.host_count();
-  const core::LocalGroup& group = world_->local_group();
-  const std::string shared =
-      !group.available() ? concat("MPI (no shared memory: ", group.unavailable_reason(), ")")
-      : world_->all_share_memory() ? "shared memory and MPI"
-                                   : "MPI (another host has no shared memory)";
   return concat("Horon ", version(), ": ", topology.size, topology.size == 1 ? " rank" : " ranks",
-                " on ", hosts, hosts == 1 ? " host" : " hosts", ", ", shared, path_between_gpus(),
+                " on ", hosts, hosts == 1 ? " host" : " hosts", ", ", memory_text(*world_),
+                path_between_gpus(),
                 topology.size > 1 ? ""
                                   : ". No launcher (mpirun, srun) started this job, or with one "
                                     "process only");

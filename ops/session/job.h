@@ -73,7 +73,6 @@ class Job {
   static Knobs read_knobs(const InitOptions& options);
   Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)());
   void compare_ranks(const InitOptions& options) const;
-  void warn_of_missing_memory() const;
   void warn_of_gpus() const;
   void find_constants();
   Communicator& world() const;

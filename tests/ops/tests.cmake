@@ -45,6 +45,8 @@ if(HORON_SANITIZE)
 endif()
 horon_test(shared_memory_ops_test FILES ops/shared_memory_ops_test.cc
            LIBS horon_op_contract RANKS ${shared_memory_ranks})
+horon_mpirun_test(shared_memory_ops_test.containers_3 shared_memory_ops_test 3
+                  LAUNCHER ${horon_mpirun_containers})
 horon_test(nccl_threads_test FILES ops/nccl/nccl_threads_test.cc
            LIBS horon_op_contract horon_host_gpu)
 horon_test(nccl_window_test FILES ops/nccl/nccl_window_test.cc LIBS horon_host_gpu)
@@ -165,6 +167,8 @@ foreach(program communicator_test session_sets_test)
 endforeach()
 horon_test(members_sets_test FILES ops/session/members_sets_test.cc RANKS 3)
 horon_mpirun_test(members_sets_test.hosts_2_1 members_sets_test 2+1 LAUNCHER ${horon_mpirun_hosts})
+horon_mpirun_test(members_sets_test.containers_3 members_sets_test 3
+                  LAUNCHER ${horon_mpirun_containers})
 horon_test(session_hosts_test FILES ops/session/session_hosts_test.cc RANKS 2)
 foreach(layout 1+1 2+1 2+2 1+1+1)
   string(REPLACE "+" "_" hosts ${layout})

@@ -24,6 +24,8 @@ CONDITIONS = (
     "is not there",  # the files of Fashion-MNIST
     "there are no pseudo terminals here",
     "processes can't be stepped through here",
+    "no user namespaces are allowed here",
+    "only the user root can become another one",
 )
 
 BEGIN = re.compile(r"^\d+/\d+ Testing: (?P<run>\S+)$")

@@ -4,6 +4,7 @@
 #include <barrier>
 #include <cstring>
 #include <signal.h>
+#include <stdexcept>
 #include <sys/prctl.h>
 
 #include <gmock/gmock.h>
@@ -12,6 +13,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/transport/shared_memory_transport.h"
 #include "horon/tests/support/long_enough.h"
+#include "horon/tests/support/own_user_namespace.h"
 #include "horon/tests/support/process_ranks.h"
 #include "horon/tests/support/thread_ranks.h"
 
@@ -29,19 +31,40 @@ bool check(bool condition, const char* what, int rank) {
 const std::vector<int> kAllWell(3, 0);
 constexpr size_t kAreaBytes = 10'000;
 
-std::unique_ptr<LocalGroup> make_group(int rank, ProcessJob& job) {
-  return LocalGroup::create(job.of(rank), kAreaBytes);
+// ByName: the calling process leaves for a user namespace of its own, so that the others can't
+// reach it otherwise.
+std::unique_ptr<LocalGroup> make_group(int rank, ProcessJob& job, Reach reach = Reach::ByProcess,
+                                       size_t area_bytes = kAreaBytes) {
+  if (reach == Reach::ByName && !enter_own_user_namespace()) {
+    throw std::runtime_error("no user namespace");
+  }
+  auto group = LocalGroup::create(job.of(rank), area_bytes);
+  if (group->available() && group->reach() != reach) throw std::runtime_error("another reach");
+  return group;
 }
+
+class LocalGroupThatReaches : public testing::TestWithParam<Reach> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == Reach::ByName && !allows_user_namespaces()) {
+      GTEST_SKIP() << "no user namespaces are allowed here";
+    }
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, LocalGroupThatReaches, testing::Values(Reach::ByProcess, Reach::ByName),
+                         [](const auto& info) {
+                           return info.param == Reach::ByName ? "ByName" : "ByProcess";
+                         });
 
 bool is_filled(const std::byte* data, size_t bytes, int value) {
   return std::all_of(data, data + bytes,
                      [value](std::byte byte) { return byte == static_cast<std::byte>(value); });
 }
 
-TEST(LocalGroup, SharesAnAreaBetweenProcesses) {
+TEST_P(LocalGroupThatReaches, SharesAnAreaBetweenProcesses) {
   ProcessJob job(3);
   const auto body = [&](int rank) {
-    const auto group = make_group(rank, job);
+    const auto group = make_group(rank, job, GetParam());
     CHECK_CHILD(group->available());
     CHECK_CHILD(group->local_rank() == rank && group->local_size() == 3);
     CHECK_CHILD(group->process_id(rank) == getpid());
@@ -59,10 +82,10 @@ TEST(LocalGroup, SharesAnAreaBetweenProcesses) {
   EXPECT_EQ(run_processes(3, body), kAllWell);
 }
 
-TEST(LocalGroup, RingsBetweenProcesses) {
+TEST_P(LocalGroupThatReaches, RingsBetweenProcesses) {
   ProcessJob job(3);
   const auto body = [&](int rank) {
-    const auto group = make_group(rank, job);
+    const auto group = make_group(rank, job, GetParam());
     const WaitPolicy sleep_at_once = {std::chrono::nanoseconds(0), {0}};
     for (int i = 0; i < 200; ++i) {
       const int turn = i % 3;
@@ -78,10 +101,10 @@ TEST(LocalGroup, RingsBetweenProcesses) {
   EXPECT_EQ(run_processes(3, body), kAllWell);
 }
 
-TEST(LocalGroup, MapsThePeersMemory) {
+TEST_P(LocalGroupThatReaches, MapsThePeersMemory) {
   ProcessJob job(3);
   const auto body = [&](int rank) {
-    const auto group = make_group(rank, job);
+    const auto group = make_group(rank, job, GetParam());
     for (const size_t bytes : {size_t{100}, size_t{5000}, size_t{100}, size_t{3'000'000}}) {
       const auto memory = group->allocate(bytes);
       CHECK_CHILD(is_filled(memory.get(), bytes, 0));
@@ -109,10 +132,10 @@ TEST(LocalGroup, MapsThePeersMemory) {
   EXPECT_EQ(run_processes(3, body), kAllWell);
 }
 
-TEST(LocalGroup, RefusesAddressesOfOtherSegments) {
+TEST_P(LocalGroupThatReaches, RefusesAddressesOfOtherSegments) {
   ProcessJob job(2);
   const auto body = [&](int rank) {
-    const auto group = make_group(rank, job);
+    const auto group = make_group(rank, job, GetParam());
     const auto memory = group->allocate(100);
     auto address = group->locate(memory.get(), 100).value();
     ++address.generation;
@@ -134,11 +157,11 @@ TEST(LocalGroup, RefusesAddressesOfOtherSegments) {
   EXPECT_EQ(run_processes(2, body), std::vector<int>(2, 0));
 }
 
-TEST(LocalGroup, SeesThatAPeerHasEnded) {
+TEST_P(LocalGroupThatReaches, SeesThatAPeerHasEnded) {
   ProcessJob job(3);
   ProcessJob survivors(2);  // whoever leaves early is dead as well
   const auto body = [&](int rank) {
-    const auto group = make_group(rank, job);
+    const auto group = make_group(rank, job, GetParam());
     CHECK_CHILD(group->dead_local_ranks().empty());
     job.barrier();
     if (rank == 1) raise(SIGKILL);
@@ -245,11 +268,11 @@ TEST(LocalGroup, CopiesCanBeLeftOut) {
   EXPECT_EQ(run_processes(2, body), std::vector<int>(2, 0));
 }
 
-TEST(LocalGroup, ATransportNamesTheDeadPeer) {
+TEST_P(LocalGroupThatReaches, ATransportNamesTheDeadPeer) {
   ProcessJob job(3);
   ProcessJob survivors(2);
   const auto body = [&](int rank) {
-    const auto group = LocalGroup::create(job.of(rank), SharedMemoryTransport::area_bytes(3));
+    const auto group = make_group(rank, job, GetParam(), SharedMemoryTransport::area_bytes(3));
     const Topology topology = make_topology(2 * rank + 1, std::vector<int>{0, 1, 0, 1, 0, 1});
     SharedMemoryTransport transport(*group, group->area(), topology, {});
     CHECK_CHILD(transport.dead_peers().empty());
@@ -266,17 +289,31 @@ TEST(LocalGroup, ATransportNamesTheDeadPeer) {
   EXPECT_EQ(run_processes(3, body), kAllWell);
 }
 
-// One of three may not look into the others (and they not into it): nobody gets shared memory, and
-// all can say why.
-TEST(LocalGroup, IsUnavailableToAllIfItIsToOne) {
+// One of three may not look into the others, nor they into it: files serve all of them.
+TEST(LocalGroup, ReachesByNameWhomItMayNotLookInto) {
   ProcessJob job(3);
   const auto body = [&](int rank) {
-    if (rank == 2) {
-      CHECK_CHILD(geteuid() == 0 ? setuid(65534) == 0 : prctl(PR_SET_DUMPABLE, 0) == 0);
-    }
+    if (rank == 2) CHECK_CHILD(prctl(PR_SET_DUMPABLE, 0) == 0);
+    // The user root may look into any process.
+    const Reach reach = geteuid() == 0 ? Reach::ByProcess : Reach::ByName;
+    const auto group = LocalGroup::create(job.of(rank), kAreaBytes);
+    CHECK_CHILD(group->available() && group->reach() == reach);
+    return true;
+  };
+  EXPECT_EQ(run_processes(3, body), kAllWell);
+}
+
+// One of three is another user's: nobody gets shared memory, and all can say why.
+TEST(LocalGroup, IsUnavailableToAllIfItIsToOne) {
+  if (geteuid() != 0) GTEST_SKIP() << "only the user root can become another one";
+  ProcessJob job(3);
+  const auto body = [&](int rank) {
+    if (rank == 2) CHECK_CHILD(setuid(65534) == 0);
     const auto group = make_group(rank, job);
     CHECK_CHILD(!group->available());
-    CHECK_CHILD(group->unavailable_reason().find("Permission denied") != std::string::npos);
+    const std::string reason = group->unavailable_reason();
+    CHECK_CHILD(reason.find("/proc/") < reason.find("Permission denied"));
+    CHECK_CHILD(reason.find("/dev/shm/horon-") < reason.rfind("Permission denied"));
     CHECK_CHILD(group->area() == nullptr);
     CHECK_CHILD(group->dead_local_ranks().empty());
     group->ring_all_others();

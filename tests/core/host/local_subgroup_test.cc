@@ -9,6 +9,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/tests/support/long_enough.h"
+#include "horon/tests/support/own_user_namespace.h"
 #include "horon/tests/support/process_ranks.h"
 #include "horon/tests/support/thread_ranks.h"
 
@@ -85,15 +86,26 @@ bool check_part(int rank, const std::shared_ptr<LocalGroup>& group, ProcessJob& 
   return true;
 }
 
+bool check_parts(int rank, Reach reach, ProcessJob& job) {
+  const std::shared_ptr<LocalGroup> group = LocalGroup::create(job.of(rank), 0);
+  CHECK_CHILD(group->available() && group->reach() == reach);
+  for (int i = 0; i < 3; ++i) {
+    if (!check_part(rank, group, job)) return false;
+  }
+  return true;
+}
+
 TEST(LocalSubgroup, SharesAnAreaBetweenProcesses) {
   ProcessJob job(5);
+  const auto body = [&](int rank) { return check_parts(rank, Reach::ByProcess, job); };
+  EXPECT_EQ(run_processes(5, body), std::vector<int>(5, 0));
+}
+
+TEST(LocalSubgroup, SharesAnAreaBetweenContainers) {
+  if (!allows_user_namespaces()) GTEST_SKIP() << "no user namespaces are allowed here";
+  ProcessJob job(5);
   const auto body = [&](int rank) {
-    const std::shared_ptr<LocalGroup> group = LocalGroup::create(job.of(rank), 0);
-    CHECK_CHILD(group->available());
-    for (int i = 0; i < 3; ++i) {
-      if (!check_part(rank, group, job)) return false;
-    }
-    return true;
+    return enter_own_user_namespace() && check_parts(rank, Reach::ByName, job);
   };
   EXPECT_EQ(run_processes(5, body), std::vector<int>(5, 0));
 }

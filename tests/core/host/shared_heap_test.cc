@@ -186,14 +186,20 @@ TEST(SharedHeap, GivesLargeUnusedBlocksBackToTheSystem) {
   EXPECT_EQ(heap->segment_count(), 2U);
 }
 
+class SharedHeapThatIsReached : public testing::TestWithParam<Reach> {};
+INSTANTIATE_TEST_SUITE_P(, SharedHeapThatIsReached,
+                         testing::Values(Reach::ByProcess, Reach::ByName), [](const auto& info) {
+                           return info.param == Reach::ByName ? "ByName" : "ByProcess";
+                         });
+
 // Else a peer would go on with its mapping, and an MPI that has registered it with the old pages.
-TEST(SharedHeap, PeersMapABlockAnewWhosePagesWereGivenBack) {
+TEST_P(SharedHeapThatIsReached, PeersMapABlockAnewWhosePagesWereGivenBack) {
   constexpr size_t kBytes = size_t{4} << 20;
-  const auto heap = make_heap(0);
+  const auto heap = std::make_shared<SharedHeap>(0, GetParam());
   auto block = heap->allocate(kBytes, true);
   const auto before = heap->locate(block.get(), kBytes);
-  const SharedSegment mapped =
-      SharedSegment::open(getpid(), static_cast<int>(before->segment), before->generation);
+  const SharedSegment mapped = SharedSegment::open(
+      GetParam(), getpid(), static_cast<int>(before->segment), before->generation);
   block.reset();
   block = heap->allocate(kBytes, true);
   const auto after = heap->locate(block.get(), kBytes);
@@ -201,11 +207,12 @@ TEST(SharedHeap, PeersMapABlockAnewWhosePagesWereGivenBack) {
   EXPECT_NE(after->generation, before->generation);
   EXPECT_EQ(heap->find(*before), nullptr);
   EXPECT_EQ(heap->find(*after), block.get());
-  EXPECT_THROW(SharedSegment::open(getpid(), static_cast<int>(before->segment), before->generation),
+  EXPECT_THROW(SharedSegment::open(GetParam(), getpid(), static_cast<int>(before->segment),
+                                   before->generation),
                Error);
   std::memset(block.get(), 7, kBytes);
-  const SharedSegment anew =
-      SharedSegment::open(getpid(), static_cast<int>(after->segment), after->generation);
+  const SharedSegment anew = SharedSegment::open(
+      GetParam(), getpid(), static_cast<int>(after->segment), after->generation);
   EXPECT_TRUE(all_are(std::span<const std::byte>(anew.data(), kBytes), std::byte{7}));
 }
 

@@ -1,15 +1,27 @@
 #include "horon/core/host/shared_segment.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <span>
+#include <string>
+#include <sys/mount.h>
 #include <sys/time.h>
 #include <unistd.h>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
+#include "horon/core/host/named_file.h"
 #include "horon/tests/support/all_are.h"
+#include "horon/tests/support/error_of.h"
+#include "horon/tests/support/own_user_namespace.h"
+#include "horon/tests/support/process_ranks.h"
 
 namespace horon::core {
 namespace {
@@ -19,8 +31,54 @@ TEST(SharedSegment, BeginsAtAPage) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const auto segment = SharedSegment::create(100'000);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(segment.data()) % page, 0U);
-  const auto again = SharedSegment::open(getpid(), segment.descriptor(), segment.generation());
+  const auto again =
+      SharedSegment::open(Reach::ByProcess, getpid(), segment.descriptor(), segment.generation());
   EXPECT_EQ(reinterpret_cast<uintptr_t>(again.data()) % page, 0U);
+}
+
+TEST(SharedSegment, GoesWithItsName) {
+  const auto count = [] {
+    const std::filesystem::directory_iterator files("/dev/shm");
+    return std::count_if(begin(files), end(files), [](const auto& file) {
+      return file.path().filename().native().starts_with("horon-");
+    });
+  };
+  (void)remove_abandoned_files();
+  const auto before = count();
+  {
+    auto segment = SharedSegment::create(100'000, Reach::ByName);
+    std::memset(segment.data(), 7, 100'000);
+    ASSERT_TRUE(segment.renew_generation());
+    EXPECT_EQ(count(), before + 1);
+    const SharedSegment moved = std::move(segment);
+    const auto again = SharedSegment::open(Reach::ByName, getpid(), -1, moved.generation());
+    EXPECT_TRUE(all_are(std::span<const std::byte>(again.data(), 100'000), std::byte{7}));
+  }
+  EXPECT_EQ(count(), before);
+}
+
+// A folder of 1 MiB in the place of /dev/shm. False where the system does not allow it.
+bool enter_small_folder() {
+  return enter_own_user_namespace(CLONE_NEWNS) &&
+         mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=1m") == 0;
+}
+
+TEST(SharedSegment, NamesTheFolderThatIsFull) {
+  constexpr int kForbidden = 7;
+  const std::vector<int> ends = run_processes(1, [](int) {
+    if (!enter_small_folder()) _exit(kForbidden);
+    const std::string text =
+        test::error_of([] { SharedSegment::create(size_t{4} << 20, Reach::ByName); });
+    std::fprintf(stderr, "%s\n", text.c_str());
+    // What is there serves the next one.
+    const auto segment = SharedSegment::create(size_t{500} << 10, Reach::ByName);
+    return text.starts_with("limit: ") &&
+           text.ends_with("4 MiB of shared memory in /dev/shm: No space left on device");
+  });
+  if (WIFEXITED(ends[0]) && WEXITSTATUS(ends[0]) == kForbidden) {
+    GTEST_SKIP() << "no user namespaces are allowed here";
+  }
+  EXPECT_EQ(ends[0], 0);
 }
 
 // A profiler's timer interrupts every call that takes long.

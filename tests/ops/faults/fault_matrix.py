@@ -3,7 +3,8 @@
 
 usage: fault_matrix.py LINK MPIRUN PROGRAM [SITUATION...]
 
-LINK is how the three ranks talk: shm, mpi, or hosts (ranks 0 and 1 on one host, 2 on another). Each
+LINK is how the three ranks talk: shm, containers (shm between ranks that may not look into each
+other's processes), mpi, or hosts (ranks 0 and 1 on one host, 2 on another). Each
 case is a job of its own; some run at a time, since they mostly wait. A case fails if a rank that
 should live gets no error or another one, if two of them get different texts, if a rank does not end
 by itself, if it has leaks (where it looks for them), if the job never starts, or if something is
@@ -13,6 +14,7 @@ the situation "backward" training_fault_program.cc of the bindings.
 
 import concurrent.futures
 import contextlib
+import fcntl
 import itertools
 import os
 import pathlib
@@ -28,6 +30,7 @@ RANKS = 3
 CASES_AT_A_TIME = 3
 LIMIT_S = 120  # only what hangs takes so long, on any machine
 STATUS_OF_LEAKS = 77
+STATUS_OF_SKIP = 78
 JOBS = set()  # the numbers that Open MPI has given those that have ended
 # Collectives that differ from "allreduce" and "alltoall" in who copies what. They are not in the
 # matrix of all faults.
@@ -44,6 +47,7 @@ OTHER_CASES = (("allreduce", "leave"), ("allreduce", "stall"), ("blocked", "sign
 # Beside both, by link: with shared memory, memory that is mapped when its owner is gone.
 CASES_OF_LINK = {"shm": (("fresh", "kill"), ("fresh", "exit"),
                          *((kind, "kill") for kind in MIXED_KINDS)),
+                 "containers": (("fresh", "kill"), ("fresh", "exit")),
                  "hosts": (("broadcast", "stop"),)}
 DEAD_AFTER_S = "6"  # beside others like it, a live process may say nothing for seconds
 KNOBS = {"HORON_DEAD_AFTER_S": DEAD_AFTER_S, "HORON_STALL_WARN_S": "1",
@@ -70,6 +74,8 @@ def run_rank(folder, command):
     rank = os.environ["OMPI_COMM_WORLD_RANK"]
     if os.environ.get("FAULT_LINK") == "hosts":
         os.environ["HORON_HOST_ID"] = "second" if rank == "2" else "first"
+    if os.environ.get("FAULT_LINK") == "containers":
+        command = ["unshare", "--user", "--map-root-user", *command]
     # The search for leaks takes time at the end of a process: a rank that was stopped in an MPI
     # call and goes on comes back in that call meanwhile, and crashes in libraries that have ended.
     is_stopped = os.environ["FAULT"] == "stop" and rank == os.environ["FAULT_RANK"]
@@ -178,12 +184,27 @@ def run_case(link, mpirun, program, case):
     return not lines
 
 
+def is_abandoned(name):
+    """Whether this file of Horon's in /dev/shm is there, and no process holds it any more."""
+    try:
+        with open(f"/dev/shm/{name}", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (FileNotFoundError, BlockingIOError):
+        return False
+    return True
+
+
 def left_in_shared_memory(before):
     """New names in /dev/shm of Horon's, or of Open MPI's that bear the number of one of the jobs
     here: other programs of the machine may leave what they like."""
     new = set(os.listdir("/dev/shm")) - before
-    return sorted(name for name in new
-                  if "horon" in name or any(f".{job:x}." in name for job in JOBS))
+    return sorted(name for name in new if any(f".{job:x}." in name for job in JOBS) or
+                  ("horon" in name and is_abandoned(name)))
+
+
+def lacks_user_namespaces():
+    command = ["unshare", "--user", "--map-root-user", "true"]
+    return subprocess.run(command, check=False).returncode != 0
 
 
 def main():
@@ -191,6 +212,9 @@ def main():
         return run_rank(pathlib.Path(sys.argv[2]), sys.argv[3:])
     link, mpirun, program = sys.argv[1:4]
     situations = sys.argv[4:] or SITUATIONS
+    if link == "containers" and lacks_user_namespaces():
+        print("no user namespaces are allowed here")
+        return STATUS_OF_SKIP
     another = 2 if link == "hosts" else 1
     kinds = [kind for kind in itertools.product(situations, FAULTS) if kind[0] not in NOT_IN_MATRIX]
     others = OTHER_CASES + CASES_OF_LINK.get(link, ())
@@ -199,6 +223,8 @@ def main():
     before = set(os.listdir("/dev/shm"))
     with concurrent.futures.ThreadPoolExecutor(CASES_AT_A_TIME) as pool:
         well = list(pool.map(lambda case: run_case(link, mpirun, program, case), cases))
+    if link == "containers":  # what ranks leave that were killed last, the next job removes
+        well.append(run_case(link, mpirun, program, (situations[0], "exit", 0)))
     left = left_in_shared_memory(before)
     if left:
         print(f"FAILED: left in /dev/shm: {', '.join(left)}")

@@ -20,6 +20,8 @@ endif()
 foreach(link ${fault_links})
   horon_fault_test(faults.${link} ${link} fault_program)
 endforeach()
+horon_fault_test(faults.containers containers fault_program allreduce fresh)
+set_tests_properties(faults.containers PROPERTIES SKIP_RETURN_CODE 78)
 
 # The same in collectives on GPUs.
 add_executable(gpu_fault_program ops/faults/gpu_fault_program.cc support/fault_job.cc)

@@ -1,6 +1,6 @@
 // A host that refuses shared memory: what the job says about it, and that it works without. The
-// test takes the place of memfd_create(). Run on one host, and on two with ranks 1 and 2 on the
-// second.
+// test takes the place of memfd_create(), and of flock(), which the files in /dev/shm need. Run on
+// one host, and on two with ranks 1 and 2 on the second.
 #include <cerrno>
 #include <string>
 #include <sys/syscall.h>
@@ -15,12 +15,19 @@
 namespace {
 
 bool memory_is_refused = false;
+bool files_are_refused = false;
 
 }  // namespace
 
 extern "C" int memfd_create(const char* name, unsigned int flags) noexcept {
   if (!memory_is_refused) return static_cast<int>(syscall(SYS_memfd_create, name, flags));
   errno = EPERM;
+  return -1;
+}
+
+extern "C" int flock(int file, int operation) noexcept {
+  if (!files_are_refused) return static_cast<int>(syscall(SYS_flock, file, operation));
+  errno = ENOLCK;
   return -1;
 }
 
@@ -33,12 +40,15 @@ using testing::Not;
 
 const std::string kWarning = "warning: no shared memory on host ";
 
+enum class Refused { Nothing, Memory, MemoryAndFiles };
+
 // What the job says on this rank from its start to its end. `refused`: here.
-std::string said_by_a_job(bool refused, const InitOptions& options = {}) {
-  memory_is_refused = refused;
+std::string said_by_a_job(Refused refused, const InitOptions& options = {}) {
+  memory_is_refused = refused != Refused::Nothing;
+  files_are_refused = refused == Refused::MemoryAndFiles;
   testing::internal::CaptureStderr();
   init_session(options);
-  memory_is_refused = false;
+  memory_is_refused = files_are_refused = false;
   barrier();
   shutdown();
   return testing::internal::GetCapturedStderr();
@@ -53,7 +63,8 @@ bool has_several_hosts() {
 
 TEST(MissingMemory, IsNamedWithItsHostAndRanks) {
   const bool several = has_several_hosts();
-  const std::string text = said_by_a_job(test_rank() == test_size() - 1);
+  const std::string text =
+      said_by_a_job(test_rank() == test_size() - 1 ? Refused::MemoryAndFiles : Refused::Nothing);
   if (test_rank() != 0) {
     EXPECT_EQ(text, "");
     return;
@@ -68,6 +79,7 @@ TEST(MissingMemory, IsNamedWithItsHostAndRanks) {
     EXPECT_THAT(text, AllOf(HasSubstr(kWarning),
                             HasSubstr(" (ranks 0 and 1): local rank 1: "
                                       "memfd_create: Operation not permitted"),
+                            HasSubstr("; by way of /dev/shm, local rank 1: flock /dev/shm/horon-"),
                             HasSubstr("HORON_SHARED_MEMORY=0")));
     EXPECT_THAT(text, HasSubstr("on 1 host, MPI (no shared memory: local rank 1: memfd_create"));
   }
@@ -75,7 +87,7 @@ TEST(MissingMemory, IsNamedWithItsHostAndRanks) {
 
 TEST(MissingMemory, OfEachHostIsNamedInOneWarning) {
   const bool several = has_several_hosts();
-  const std::string text = said_by_a_job(true);
+  const std::string text = said_by_a_job(Refused::MemoryAndFiles);
   if (test_rank() != 0) {
     EXPECT_EQ(text, "");
     return;
@@ -90,7 +102,8 @@ TEST(MissingMemory, OfEachHostIsNamedInOneWarning) {
 }
 
 TEST(MissingMemory, IsNoNewsWhereTheUserHasChosenMpi) {
-  const std::string text = said_by_a_job(true, {.set = {{"HORON_SHARED_MEMORY", "0"}}});
+  const std::string text =
+      said_by_a_job(Refused::MemoryAndFiles, {.set = {{"HORON_SHARED_MEMORY", "0"}}});
   EXPECT_THAT(text, Not(HasSubstr("warning")));
   if (test_rank() == 0) {
     EXPECT_THAT(text, HasSubstr("MPI (no shared memory: HORON_SHARED_MEMORY=0)"));
@@ -98,10 +111,18 @@ TEST(MissingMemory, IsNoNewsWhereTheUserHasChosenMpi) {
 }
 
 TEST(MissingMemory, NothingIsSaidWhereItIsNotMissing) {
-  const std::string text = said_by_a_job(false);
+  const std::string text = said_by_a_job(Refused::Nothing);
   EXPECT_THAT(text, Not(HasSubstr("warning")));
   if (test_rank() == 0) {
     EXPECT_THAT(text, HasSubstr(", shared memory and MPI"));
+  }
+}
+
+TEST(MissingMemory, FilesTakeItsPlace) {
+  const std::string text = said_by_a_job(Refused::Memory);
+  EXPECT_THAT(text, Not(HasSubstr("warning")));
+  if (test_rank() == 0) {
+    EXPECT_THAT(text, HasSubstr(", shared memory (files in /dev/shm) and MPI"));
   }
 }
 

@@ -1,0 +1,71 @@
+#include "horon/ops/session/memory_of_hosts.h"
+
+#include <vector>
+
+#include "horon/core/base/log.h"
+#include "horon/core/base/rank_names.h"
+#include "horon/core/base/text.h"
+#include "horon/core/host/local_group.h"
+
+namespace horon::ops {
+namespace {
+
+using core::concat;
+
+// "host node7 (ranks 2 and 3): local rank 1: memfd_create: ...; host ...". `reasons`: of the first
+// rank of each host that has no shared memory its name and why; of all others nothing.
+std::string list_hosts(const core::Topology& topology, const std::vector<std::string>& reasons) {
+  constexpr int kShown = 8;
+  std::string list;
+  int hosts = 0;
+  for (size_t leader = 0; leader < reasons.size(); ++leader) {
+    if (reasons[leader].empty() || ++hosts > kShown) continue;
+    std::vector<int> ranks;
+    for (int rank = 0; rank < topology.size; ++rank) {
+      if (topology.host_of[static_cast<size_t>(rank)] == topology.host_of[leader]) {
+        ranks.push_back(rank);
+      }
+    }
+    const size_t end_of_name = reasons[leader].find('\n');
+    list += concat(list.empty() ? "" : "; ", "host ", reasons[leader].substr(0, end_of_name), " (",
+                   core::name_ranks(ranks), "): ", reasons[leader].substr(end_of_name + 1));
+  }
+  if (hosts > kShown) list += concat("; ... (", hosts, " hosts in all)");
+  return list;
+}
+
+}  // namespace
+
+std::string memory_text(const Communicator& world) {
+  const core::LocalGroup& group = world.local_group();
+  if (!group.available()) {
+    return concat("MPI (no shared memory: ", group.unavailable_reason(), ")");
+  }
+  if (!world.all_share_memory()) return "MPI (another host has no shared memory)";
+  return group.reach() == core::Reach::ByName ? "shared memory (files in /dev/shm) and MPI"
+                                              : "shared memory and MPI";
+}
+
+// One host without shared memory costs all ranks theirs, and only its own ranks know why. Where no
+// host has two ranks, collectives go between hosts anyway.
+void warn_of_missing_memory(const core::Bootstrap& bootstrap, const std::string& host,
+                            const Communicator& world) {
+  const core::Topology& topology = bootstrap.topology();
+  // Alike on all ranks.
+  if (topology.host_count() == topology.size || world.all_share_memory()) return;
+  const core::LocalGroup& group = world.local_group();
+  std::string mine;
+  if (topology.local_rank == 0 && !group.available()) {
+    mine = concat(host, "\n", group.unavailable_reason());
+  }
+  const auto reasons = bootstrap.allgather(core::Bootstrap::Among::Job, mine);
+  if (topology.rank != 0) return;
+  core::log(core::LogLevel::Warn,
+            concat("no shared memory on ", list_hosts(topology, reasons),
+                   ". So collectives of all ranks go through MPI, which is slower. Ranks share "
+                   "memory if all those of a host run as one user, in one PID namespace, and "
+                   "either may look into each other's processes or have the same /dev/shm, with "
+                   "memory left; HORON_SHARED_MEMORY=0 chooses MPI and ends this warning"));
+}
+
+}  // namespace horon::ops
