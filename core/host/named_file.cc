@@ -6,7 +6,6 @@
 #include <cctype>
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <dirent.h>
 #include <fcntl.h>
@@ -46,21 +45,16 @@ bool is_ours(std::string_view name) {
          std::all_of(name.begin() + kPrefix.size(), name.end(), is_digit);
 }
 
-// The files of this process that have names. Kept for ever: other threads may make some while the
-// process exits.
+// The files of this process that have names.
 class OwnFiles {
  public:
-  static OwnFiles& of_this_process() {
-    static OwnFiles& files = *new OwnFiles;
-    return files;
-  }
   void add(uint64_t number) {
     const std::lock_guard lock(mutex_);
     if (process_ != getpid()) numbers_.clear();  // those of the parent
     process_ = getpid();
     numbers_.insert(number);
   }
-  void forget(uint64_t number) {
+  void forget(uint64_t number) noexcept {
     const std::lock_guard lock(mutex_);
     numbers_.erase(number);
   }
@@ -69,30 +63,36 @@ class OwnFiles {
     const std::lock_guard lock(mutex_);
     if (std::rename(path_of(from).data(), path_of(to).data()) != 0) return false;
     auto node = numbers_.extract(from);
-    if (node.empty()) return true;  // removed at the exit
+    if (node.empty()) return true;  // removed at the end of the process
     node.value() = to;
     numbers_.insert(std::move(node));
     return true;
   }
-
- private:
-  OwnFiles() {
-    std::atexit([] { of_this_process().remove_all(); });
-  }
-  void remove_all() {
+  void remove_all() noexcept {
     // A child of fork() leaves its parent's. Before the lock: another thread of the parent may have
     // held it then.
     if (process_ != getpid()) return;
     const std::lock_guard lock(mutex_);
+    if (numbers_.empty()) return;
     for (const uint64_t number : numbers_) unlink(path_of(number).data());
     numbers_.clear();
     (void)remove_abandoned_files();  // a peer may have died, and nobody come after this one
   }
 
-  std::atomic<pid_t> process_{getpid()};  // whose numbers these are
+ private:
+  std::atomic<pid_t> process_{0};  // whose numbers these are
   std::mutex mutex_;
   std::set<uint64_t> numbers_;
 };
+
+// Kept for ever: other threads may make some while the process exits.
+OwnFiles& own_files() {
+  static OwnFiles& files = *new OwnFiles;
+  return files;
+}
+
+// Behind all that is done at exit(), because until then peers may open them.
+[[gnu::destructor(101)]] void remove_own_files() { own_files().remove_all(); }
 
 bool has_name(int descriptor) {
   struct stat status {};
@@ -103,10 +103,10 @@ bool remove_if_abandoned(int folder, const char* name) noexcept {
   const int file = openat(folder, name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (file < 0) return false;
   struct stat status {};
-  // Under the lock it still is the file of this name: its maker would hold the lock.
+  // Under the lock no other process removes it, and who makes a file keeps it only with the lock.
   const bool removed = fstat(file, &status) == 0 && S_ISREG(status.st_mode) &&
                        status.st_uid == geteuid() && flock(file, LOCK_EX | LOCK_NB) == 0 &&
-                       unlinkat(folder, name, 0) == 0;
+                       has_name(file) && unlinkat(folder, name, 0) == 0;
   close(file);
   return removed;
 }
@@ -131,8 +131,14 @@ int make_named_file(uint64_t number) {
     const int error = errno;
     // Between the two calls another process may have taken it for an abandoned one.
     if (result == 0 && has_name(file)) {
-      OwnFiles::of_this_process().add(number);
-      return file;
+      try {
+        own_files().add(number);
+        return file;
+      } catch (...) {
+        unlink(path.c_str());
+        close(file);
+        throw;
+      }
     }
     close(file);
     if (result != 0) {
@@ -143,12 +149,12 @@ int make_named_file(uint64_t number) {
 }
 
 bool renumber_named_file(uint64_t from, uint64_t to) noexcept {
-  return OwnFiles::of_this_process().renumber(from, to);
+  return own_files().renumber(from, to);
 }
 
 void remove_named_file(uint64_t number) noexcept {
   unlink(path_of(number).data());
-  OwnFiles::of_this_process().forget(number);
+  own_files().forget(number);
 }
 
 int remove_abandoned_files() noexcept {

@@ -96,8 +96,8 @@ macro(horon_look_at_torch root)
     string(CONCAT HORON_TORCH_PROBLEM "the LibTorch in ${root} was built with the old "
            "C++ ABI (_GLIBCXX_USE_CXX11_ABI=0), which C++20 programs can't be linked with: take "
            "the download called \"cxx11 ABI\", or a wheel of torch 2.7 or later")
-  elseif(HORON_TORCH_VERSION AND HORON_TORCH_VERSION VERSION_LESS 2.11)
-    string(CONCAT HORON_TORCH_PROBLEM "LibTorch 2.11 or later is needed, "
+  elseif(HORON_TORCH_VERSION AND HORON_TORCH_VERSION VERSION_LESS 2.8)
+    string(CONCAT HORON_TORCH_PROBLEM "LibTorch 2.8 or later is needed, "
            "${root} has ${HORON_TORCH_VERSION}")
   elseif(HORON_TORCH_VERSION_OF_HORON AND
          NOT HORON_TORCH_VERSION VERSION_EQUAL HORON_TORCH_VERSION_OF_HORON)

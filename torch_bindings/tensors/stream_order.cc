@@ -1,5 +1,6 @@
 #include "horon/torch_bindings/tensors/stream_order.h"
 
+#include <dlfcn.h>
 #include <thread>
 
 #include <c10/core/DeviceGuard.h>
@@ -15,6 +16,25 @@ namespace {
 
 const c10::impl::DeviceGuardImplInterface& guard_of(c10::Device device) {
   return *c10::impl::getDeviceGuardImpl(device.type());
+}
+
+// The CUDA stream behind a stream of LibTorch. Before 2.11 LibTorch tells it in its CUDA part
+// alone, of which Horon includes nothing.
+template <class Guard>
+void* native_handle(const Guard& guard, const c10::Stream& stream) {
+  if constexpr (requires { guard.getStreamNativeHandle(stream); }) {
+    return guard.getStreamNativeHandle(stream);
+  } else {
+    // c10::cuda::CUDAStream, whose stream() this is, holds a c10::Stream and nothing else.
+    using StreamOf = void* (*)(const c10::Stream*);
+    void* const library = ::dlopen("libc10_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
+    HORON_CHECK(library != nullptr, "LibTorch has streams of CUDA");
+    const auto stream_of =
+        reinterpret_cast<StreamOf>(::dlsym(library, "_ZNK3c104cuda10CUDAStream6streamEv"));
+    ::dlclose(library);  // LibTorch keeps it
+    HORON_CHECK(stream_of != nullptr, "CUDAStream::stream() is where LibTorch has it");
+    return stream_of(&stream);
+  }
 }
 
 // An event of LibTorch's, which is a CUDA event. Some of LibTorch's calls switch to the device of
@@ -71,7 +91,7 @@ c10::Stream current_stream(c10::Device device) { return guard_of(device).getStre
 
 bool current_stream_is_captured(c10::Device device) {
   return !device.is_cpu() && is_initialized() &&
-         ops::gpu()->is_captured(guard_of(device).getStreamNativeHandle(current_stream(device)));
+         ops::gpu()->is_captured(native_handle(guard_of(device), current_stream(device)));
 }
 
 std::unique_ptr<core::Event> record_current_stream(c10::Device device) {

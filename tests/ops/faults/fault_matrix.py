@@ -75,7 +75,7 @@ def run_rank(folder, command):
     if os.environ.get("FAULT_LINK") == "hosts":
         os.environ["HORON_HOST_ID"] = "second" if rank == "2" else "first"
     if os.environ.get("FAULT_LINK") == "containers":
-        command = ["unshare", "--user", "--map-root-user", *command]
+        command = ["unshare", "--user", "--map-current-user", *command]
     # The search for leaks takes time at the end of a process: a rank that was stopped in an MPI
     # call and goes on comes back in that call meanwhile, and crashes in libraries that have ended.
     is_stopped = os.environ["FAULT"] == "stop" and rank == os.environ["FAULT_RANK"]
@@ -203,7 +203,7 @@ def left_in_shared_memory(before):
 
 
 def lacks_user_namespaces():
-    command = ["unshare", "--user", "--map-root-user", "true"]
+    command = ["unshare", "--user", "--map-current-user", "true"]
     return subprocess.run(command, check=False).returncode != 0
 
 

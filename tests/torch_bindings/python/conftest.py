@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 import horon.torch as hvd
 
@@ -37,6 +38,14 @@ def rank():
 @pytest.fixture
 def size():
     return hvd.size()
+
+
+@pytest.fixture
+def set_timeout():
+    """set_timeout(group, timeout)"""
+    if not hasattr(dist.ProcessGroup, "set_timeout"):
+        pytest.skip("this torch sets no timeout of a group")
+    return dist.ProcessGroup.set_timeout
 
 
 @pytest.hookimpl(trylast=True)

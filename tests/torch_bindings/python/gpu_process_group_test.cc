@@ -293,6 +293,11 @@ TEST_F(GpuProcessGroup, GroupsOfSomeRanks) {
   }
 }
 
+TEST_F(GpuProcessGroup, MemoryOfTheDeviceIsTorchs) {
+  EXPECT_FALSE(group_->supportsTensorAlloc(device().index()));
+  EXPECT_EQ(group_->allocateTensor(5, at::device(device()).dtype(at::kFloat)).device(), device());
+}
+
 // As DDP calls it: futures of buckets, and a callback on each.
 TEST_F(GpuProcessGroup, CallbacksOfFuturesWorkInAStreamOfTheirOwn) {
   std::vector<c10::intrusive_ptr<c10::ivalue::Future>> means;

@@ -47,6 +47,18 @@ def test_all_gather_gather_and_all_to_all(rank, size, count):
     expect([each - 100 * rank for each in out], count)
 
 
+@pytest.mark.skipif(not hasattr(dist, "gather_single"), reason="torch has it since 2.15")
+@pytest.mark.parametrize("count", COUNTS)
+def test_gather_into_one_tensor(rank, size, count):
+    for root in range(size):
+        whole = torch.full((size, count), -1.0) if rank == root else None
+        dist.gather_single(of(rank, count), whole, root)
+        expect([] if whole is None else whole, count)
+    whole = torch.zeros(size * count + 1) if rank == 0 else None
+    with pytest.raises(ValueError, match="elements for one of them"):
+        dist.gather_single(of(rank, count), whole, 0)
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_types(rank, size, dtype):
     out = [torch.zeros(40, 50).to(dtype) for _ in range(size)]

@@ -240,7 +240,7 @@ def test_beside_a_set_that_the_program_has_made_in_cpp(rank, size):
         native.leave_process_set(made)
 
 
-def test_a_timeout_of_centuries(rank, size):
+def test_a_timeout_of_centuries(rank, size, set_timeout):
     ranks = list(range(size - 1)) if size > 2 else [rank]
     if rank not in ranks:
         return
@@ -251,7 +251,7 @@ def test_a_timeout_of_centuries(rank, size):
         x = torch.ones(2)
         dist.all_reduce(x, group=group, async_op=True).wait(datetime.timedelta(days=1000 * 365))
         dist.barrier(group=group)
-        group.set_timeout(datetime.timedelta.max)
+        set_timeout(group, datetime.timedelta.max)
         if rank == ranks[-1]:
             time.sleep(0.1)
         dist.all_reduce(x, group=group)

@@ -247,13 +247,13 @@ def test_futures_of_many_messages_need_few_threads(rank, size):
         assert torch.equal(received, torch.arange(1.0, count + 1))
 
 
-def test_the_timeout_of_a_future(rank, size):
+def test_the_timeout_of_a_future(rank, size, set_timeout):
     """Also of one that is asked for while a thread waits for one that has more time."""
     group = dist.new_group()
     if rank == 1:
         x = torch.zeros(2)
         long = dist.irecv(x[:1], 0, group=group, tag=1).get_future()
-        group.set_timeout(datetime.timedelta(milliseconds=50))
+        set_timeout(group, datetime.timedelta(milliseconds=50))
         late = dist.irecv(x[1:], 0, group=group, tag=2).get_future()
         with pytest.raises(RuntimeError, match="tag 2.* has not come within"):
             late.wait()
@@ -267,11 +267,11 @@ def test_the_timeout_of_a_future(rank, size):
     dist.destroy_process_group(group)
 
 
-def test_a_future_that_is_late_holds_up_no_other(rank, size):
+def test_a_future_that_is_late_holds_up_no_other(rank, size, set_timeout):
     """Each has the time of the group from its call on, and one that can end does."""
     group = dist.new_group()
     if rank == 1:
-        group.set_timeout(datetime.timedelta(milliseconds=600))
+        set_timeout(group, datetime.timedelta(milliseconds=600))
         begin = time.monotonic()
         late = [dist.irecv(torch.zeros(1), 0, group=group, tag=tag).get_future()
                 for tag in (1, 2, 3)]

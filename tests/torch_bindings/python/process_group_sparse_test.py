@@ -71,11 +71,11 @@ def test_what_is_refused(rank, size):
     assert torch.equal(x.to_dense(), size * torch.eye(3))
 
 
-def test_the_timeout_of_the_group(rank, size):
+def test_the_timeout_of_the_group(rank, size, set_timeout):
     group = dist.new_group()
     x = torch.eye(3).to_sparse()
     if rank == 0:
-        group.set_timeout(datetime.timedelta(milliseconds=100))
+        set_timeout(group, datetime.timedelta(milliseconds=100))
         for _ in range(2):
             with pytest.raises(RuntimeError, match="has not come within"):
                 dist.all_reduce(x, group=group)

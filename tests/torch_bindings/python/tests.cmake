@@ -20,8 +20,9 @@ endforeach()
 set(python_group_tests ${HORON_PYTHON_EXECUTABLE} -m pytest -q -x -p no:cacheprovider
     ${python_tests}/process_group_cycle_test.py ${python_tests}/process_group_hooks_test.py
     ${python_tests}/process_group_lists_test.py ${python_tests}/process_group_meeting_test.py
-    ${python_tests}/process_group_members_test.py ${python_tests}/process_group_messages_test.py
-    ${python_tests}/process_group_outputs_test.py ${python_tests}/process_group_sparse_test.py)
+    ${python_tests}/process_group_members_test.py ${python_tests}/process_group_memory_test.py
+    ${python_tests}/process_group_messages_test.py ${python_tests}/process_group_outputs_test.py
+    ${python_tests}/process_group_sparse_test.py ${python_tests}/process_group_split_test.py)
 add_test(NAME python_process_groups.np4 COMMAND ${horon_mpirun} 4 ${python_group_tests})
 # The same, where ranks 2 and 3 are those of another host, as far as Horon can tell.
 add_test(NAME python_process_groups.hosts_2_2

@@ -26,12 +26,13 @@ class Meeting:
     all have read the outcome: a later group may have the same ranks. A member that has read it and
     comes again before that waits for the others."""
 
-    def __init__(self, store, rank, ranks, timeout_s):
+    def __init__(self, store, rank, ranks, timeout_s, call="new_group()"):
         """`rank`: this member's index in `ranks`, which are those of torch."""
         self.store = store
         self.rank = rank
         self.ranks = ranks
         self.timeout_s = timeout_s
+        self.call = call          # of torch, for messages
         self.interruption = None  # what has ended this member's wait: Ctrl-C, an alarm, the store
         self._given = [f"horon/{i}" for i in range(len(ranks))]      # by the members
         self._read = [f"horon/read/{i}" for i in range(len(ranks))]  # those who know the outcome
@@ -116,11 +117,11 @@ class Meeting:
             waited_s = time.monotonic() - begin
             if waited_s >= self.timeout_s:
                 return (f"{self._missing(keys)} within {self.timeout_s:g} s, the timeout of the "
-                        "group. Each member has to call new_group()")
+                        f"group. Each member has to call {self.call}")
             if warn_after_s and waited_s >= warn_after_s:
                 logging.getLogger("horon").warning(
-                    "new_group() of ranks %s: %s since %.0f s", self.ranks, self._missing(keys),
-                    waited_s)
+                    "%s of ranks %s: %s since %.0f s", self.call, self.ranks,
+                    self._missing(keys), waited_s)
                 warn_after_s = None
             time.sleep(min(0.25, max(0.0005, waited_s / 8)))
         return None
@@ -150,7 +151,7 @@ def _stall_warning_s():
         return 10.0  # the session has refused it
 
 
-def make_process_set(store, rank, ranks, timeout_s):
+def make_process_set(store, rank, ranks, timeout_s, call):
     """Of the ranks that meet in the store. Called by each of them; `rank`: its index. By one thread
     of the process at a time, as all of torch that makes groups."""
     global _next_number
@@ -159,7 +160,7 @@ def make_process_set(store, rank, ranks, timeout_s):
     # in order.
     digest = hashlib.sha256(json.dumps(ranks).encode()).hexdigest()[:32]  # stores limit names
     own = PrefixStore(f"horon.{digest}", store)
-    meeting = Meeting(own, rank, ranks, timeout_s)
+    meeting = Meeting(own, rank, ranks, timeout_s, call)
     world_ranks, number = meeting.outcome_of([native.rank(), _next_number], _choose)
     _next_number = number + 1
     process_set = native.add_process_set_among(world_ranks, native.first_group_number + number)

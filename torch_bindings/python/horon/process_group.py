@@ -67,30 +67,49 @@ def _devices():
 
 def _make(options, _):
     """What new_group() calls, on the members of the group alone."""
+    ranks = list(options.global_ranks_in_group)  # none: of the default group
+    call = "new_group()" if ranks else "init_process_group()"
+    _require_ascending(ranks, f"new_group({ranks}, sort_ranks=False)")
+    return _group(call, ranks or list(range(options.group_size)), options.group_rank,
+                  limited(options.timeout).total_seconds())
+
+
+def make_part(ranks, timeout_s):
+    """What split_group() calls, on the members of the part alone. Ranks of the default group."""
+    from torch.distributed import get_rank
+    _require_ascending(ranks, f"split_group() of ranks {ranks}")
+    longest_s = _LONGEST.total_seconds()
+    return _group("split_group()", ranks, ranks.index(get_rank()),
+                  min(timeout_s, longest_s) if timeout_s >= 0 else longest_s)
+
+
+def _require_ascending(ranks, what):
+    if ranks != sorted(ranks):
+        raise RuntimeError(f"{what}: groups of the backend \"horon\" have their ranks in ascending "
+                           "order")
+
+
+def _group(call, ranks, rank, timeout_s):
+    """`rank`: this member's index in `ranks`, which are those of the default group."""
     from torch.distributed import get_rank, get_world_size
     from horon import members, native
     from horon.torch import basics
-    ranks = list(options.global_ranks_in_group)  # none: of the default group
-    timeout_s = limited(options.timeout).total_seconds()
-    if ranks != sorted(ranks):
-        raise RuntimeError(f"new_group({ranks}, sort_ranks=False): groups of the backend \"horon\" "
-                           "have their ranks in ascending order")
-    of_some = bool(ranks) and len(ranks) < get_world_size()
+    is_default = call == "init_process_group()"
+    of_some = not is_default and len(ranks) < get_world_size()
     if of_some and not native.is_initialized():
-        raise RuntimeError(f"new_group({ranks}), of some of {get_world_size()} ranks, can't start "
+        raise RuntimeError(f"{call} of ranks {ranks}, some of {get_world_size()}, can't start "
                            "Horon, which takes them all: call horon.torch.init() on all ranks "
                            "before the first group of the backend \"horon\"")
     basics.init()
     if not of_some:
-        _compare("new_group()" if ranks else "init_process_group()", options.group_rank,
-                 options.group_size)
+        _compare(call, rank, len(ranks))
         process_set = native.ProcessSet()
     else:
         if native.size() != get_world_size():  # else the members compare their ranks, as they meet
-            _compare("new_group()", get_rank(), get_world_size())
-        process_set = members.make_process_set(_store_of_all_groups(), options.group_rank, ranks,
-                                               timeout_s)
-    return native.make_process_group(process_set=process_set, timeout_s=timeout_s)
+            _compare(call, get_rank(), get_world_size())
+        process_set = members.make_process_set(_store_of_all_groups(), rank, ranks, timeout_s,
+                                               call)
+    return native.make_process_group(process_set=process_set, timeout_s=timeout_s, ranks=ranks)
 
 
 def _store_of_all_groups():

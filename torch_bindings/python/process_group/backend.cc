@@ -33,11 +33,12 @@ std::string unique_name(const ProcessSet& set) {
 
 }  // namespace
 
-HoronBackend::HoronBackend(const ProcessSet& set, std::chrono::milliseconds timeout)
-    : Backend(set.rank(), set.size()),
+HoronBackend::HoronBackend(const ProcessSet& set, std::chrono::milliseconds timeout, Parts parts)
+    : CallsOfSomeVersions(set.rank(), set.size()),
       group_(unique_name(set)),
       set_(set),
       timeout_(timeout),
+      parts_(std::move(parts)),
       order_(group_, set),
       messages_(concat("c10d.", group_, "."), torch_detail::MessageOrder::Compares::Elements) {
   init();

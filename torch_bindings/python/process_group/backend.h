@@ -31,12 +31,41 @@ namespace horon::python::process_group {
 using WorkPtr = c10::intrusive_ptr<::c10d::Work>;
 using TensorLists = std::vector<Tensors>;
 
+// What a group tells of itself to those who split it, or make one like it.
+struct GroupOptions final : ::c10d::Backend::Options {
+  using Options::Options;
+};
+
+// How split() makes a group of some members.
+struct Parts {
+  std::vector<uint64_t> ranks;  // [rank of the group], in the default group of torch
+  // On a member of the part; `ranks` are those in the default group. Null: there is no splitting.
+  std::function<c10::intrusive_ptr<::c10d::Backend>(const std::vector<uint64_t>& ranks,
+                                                    std::chrono::milliseconds timeout)>
+      make;
+};
+
+// What only some versions of torch ask of a backend. In a template these override what torch has,
+// and are harmless where it has nothing: torch 2.8 knows none of them, gather_single() is of 2.15.
+template <class Backend>
+class CallsOfSomeVersions : public Backend {
+ public:
+  using Backend::Backend;
+  virtual void setTimeout(std::chrono::milliseconds timeout) = 0;
+  virtual c10::intrusive_ptr<typename Backend::Options> getBackendOptions() = 0;
+  virtual c10::intrusive_ptr<Backend> split(
+      const c10::intrusive_ptr<::c10d::Store>& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<typename Backend::Options>& options) = 0;
+  virtual WorkPtr gather_single(at::Tensor& output, at::Tensor& input,  // NOLINT
+                                const ::c10d::GatherOptions& options) = 0;
+};
+
 // Any thread, without the GIL. Calls throw horon::Error.
-class HoronBackend final : public ::c10d::Backend {
+class HoronBackend final : public CallsOfSomeVersions<::c10d::Backend> {
  public:
   // Rank and size are those of the set. The groups of all ranks are made by all of them in one
   // order.
-  HoronBackend(const ProcessSet& set, std::chrono::milliseconds timeout);
+  HoronBackend(const ProcessSet& set, std::chrono::milliseconds timeout, Parts parts = {});
   // As shutdown(), which torch does not call where it wraps the backends of a group
   // (TORCH_DISTRIBUTED_DEBUG=DETAIL).
   ~HoronBackend() override;
@@ -48,6 +77,21 @@ class HoronBackend final : public ::c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}  // counts from 0 on all ranks
   uint64_t getSequenceNumberForGroup() override { return order_.count(); }
+
+  // A copy, which is the caller's to change.
+  c10::intrusive_ptr<Options> getBackendOptions() override;
+  bool supportsSplitting() const override;
+  // On all members; null, at once, on those that are not in `ranks`. The store is not needed. Of
+  // `options` the timeout counts.
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<::c10d::Store>& store,
+                                    const std::vector<int>& ranks,
+                                    const c10::intrusive_ptr<Options>& options) override;
+
+  // Torch tells -1 for the CPU, and numbers of GPUs.
+  bool supportsTensorAlloc(c10::DeviceIndex index) override { return index < 0; }
+  // Holding anything. On the CPU in memory that the ranks of the host share, which is used again:
+  // a collective takes a copy less. Plain where there is none, and on another device.
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;  // NOLINT
 
   WorkPtr allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& options) override;
   // As allreduce(); what is float32 travels in this type, as in horon::allreduce(). Not sparse.
@@ -71,6 +115,8 @@ class HoronBackend final : public ::c10d::Backend {
                                           const ::c10d::AllgatherOptions& options) override;
   WorkPtr gather(TensorLists& outputs, Tensors& inputs,
                  const ::c10d::GatherOptions& options) override;
+  WorkPtr gather_single(at::Tensor& output, at::Tensor& input,  // NOLINT
+                        const ::c10d::GatherOptions& options) override;
   WorkPtr scatter(Tensors& outputs, TensorLists& inputs,
                   const ::c10d::ScatterOptions& options) override;
 
@@ -124,6 +170,11 @@ class HoronBackend final : public ::c10d::Backend {
   const std::string group_;
   const ProcessSet set_;
   std::atomic<std::chrono::milliseconds> timeout_;
+  const Parts parts_;
+  // The part that split() made last, and what was given then.
+  std::vector<int> last_ranks_;
+  c10::weak_intrusive_ptr<::c10d::Store> last_store_{c10::intrusive_ptr<::c10d::Store>()};
+  c10::weak_intrusive_ptr<Backend> last_part_{c10::intrusive_ptr<Backend>()};
   CallOrder order_;
   torch_detail::MessageOrder messages_;
   const std::shared_ptr<LateResults> late_results_ = std::make_shared<LateResults>();

@@ -158,6 +158,22 @@ WorkPtr HoronBackend::gather(TensorLists& outputs, Tensors& inputs,
   return work(begun);
 }
 
+WorkPtr HoronBackend::gather_single(at::Tensor& output, at::Tensor& input,
+                                    const ::c10d::GatherOptions& options) {
+  const bool is_root = options.rootRank == getRank();
+  const Tensors given = is_root ? Tensors{output} : Tensors();
+  const std::shared_ptr<Operation> begun = operation(OpType::GATHER, {input}, given, options);
+  order_.start(*begun, {CollectiveKind::Gather}, [&](PendingCollective& pending) {
+    pending.set_root(world_rank(options.rootRank));
+    if (!is_root) return pending.add_rows(flat(input));
+    require_kind_of(pending, input, given);
+    require_equal_parts(pending, output, input, members());
+    pending.add_rows(flat(input), {}, flat_output(output));
+  });
+  if (is_root) begun->deliver_by(copies_to(begun->outputs()));
+  return work(begun);
+}
+
 WorkPtr HoronBackend::scatter(Tensors& outputs, TensorLists& inputs,
                               const ::c10d::ScatterOptions& options) {
   const at::Tensor& output = only(outputs, "scatter");
