@@ -71,7 +71,7 @@ def parse_arguments(arguments, description):
         formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("-np", "-n", "--np", "--num-proc", dest="ranks", metavar="N",
-        help="number of ranks (required)")
+        help="number of ranks (required; in a job of Slurm's one for each task if it is not given)")
     add("-H", "-host", "--host", "--hosts", dest="hosts", metavar="HOST:SLOTS,...",
         help="hosts, each with the number of ranks that it takes (default 1)")
     add("--hostfile", "-hostfile", metavar="FILE", help="hosts from a file in mpirun's format")
@@ -128,6 +128,30 @@ def with_joined_mpi_args(arguments):
             result[i:i + 2] = ["=".join(result[i:i + 2])]
         i += 2 if result[i] in WITH_A_VALUE else 1
     return result
+
+
+def slots_of_slurm(environment):
+    """The tasks of this job of Slurm's, which mpirun takes for slots; None: it is no such job."""
+    tasks = environment.get("SLURM_TASKS_PER_NODE", "")  # "2(x3),1": 2 on each of 3 hosts, then 1
+    parts = [re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", each) for each in tasks.split(",")]
+    if "SLURM_JOB_ID" not in environment or "SLURM_HET_SIZE" in environment or None in parts:
+        return None
+    return sum(int(part[1]) * int(part[2] or 1) for part in parts)
+
+
+def take_ranks_of_slurm(options, environment):
+    """Where neither ranks nor hosts are given."""
+    places = (options.ranks, options.hosts, options.hostfile, options.host_discovery_script)
+    if all(each is None for each in places) and (slots := slots_of_slurm(environment)):
+        options.ranks = str(slots)
+
+
+def variables_for_slurm(environment):
+    """For mpirun, which starts a step of Slurm's on the other hosts. That would wait in silence for
+    the CPUs of another step: a shell (srun --pty bash), or a start of the job that has lost a host
+    and for Slurm has not ended there."""
+    has_choice = "SLURM_JOB_ID" not in environment or "SLURM_OVERLAP" in environment
+    return {} if has_choice else {"SLURM_OVERLAP": "1"}
 
 
 def rank_count(text):
@@ -204,6 +228,14 @@ def oversubscribes(words, environment):
     return setting not in ("0", "false") or any(map(told.fullmatch, [*words, policy]))
 
 
+def takes_slots_of_slurm(words, environment):
+    """Whether nothing else says where there are slots; words: what else mpirun is given"""
+    chooses = re.compile("(OMPI_MCA_|PRTE_MCA_)?ras(_.*)?")
+    return not (any(map(environment.get, DEFAULT_HOSTFILE)) or
+                any(map(NAMES_HOSTS.fullmatch, words)) or
+                any(map(chooses.fullmatch, [*words, *environment])))
+
+
 def host_arguments(options, ranks, words, environment):
     if options.hosts is not None and options.hostfile is not None:
         raise UsageError("give -H or --hostfile, not both")
@@ -218,7 +250,9 @@ def host_arguments(options, ranks, words, environment):
         where, slots = f"--hostfile {options.hostfile}", slots_of_file(options.hostfile)
         result = ["--hostfile", options.hostfile]
     elif mpirun_knows_hosts(words, environment):
-        return []
+        where, result, slots = "this job of Slurm's", [], None
+        if takes_slots_of_slurm(words, environment):
+            slots = slots_of_slurm(environment)
     else:
         if ranks > RANKS_MAX:
             raise UsageError(f"-np {options.ranks}: more than {RANKS_MAX} ranks on this host are a "

@@ -10,7 +10,10 @@
 
 #include "horon/core/base/config.h"
 #include "horon/core/base/error.h"
+#include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
+#include "horon/core/bootstrap/launch.h"
+#include "horon/core/bootstrap/mpi_library.h"
 #include "horon/ops/hierarchical/exchange_plan.h"
 #include "horon/ops/hierarchical/wire_type.h"
 #include "horon/ops/session/running_job.h"
@@ -44,6 +47,12 @@ Json config_json(const horon::core::Config& config) {
 bool has_launcher() {
   const auto& has = horon::core::environment_has;
   return has("OMPI_COMM_WORLD_RANK") || has("PMIX_RANK") || has("PMI_RANK");
+}
+
+// Why there is none, where that is a mistake; else empty.
+std::string fault_of_launcher() {
+  const std::string fault = horon::core::launch_fault(1);
+  return !fault.empty() ? fault : horon::core::missing_pmix(horon::core::MpiLibrary::version());
 }
 
 // What `calls` barriers have cost this rank, when some before them have been negotiated.
@@ -129,7 +138,7 @@ void print_choices(const Json& algorithms) {
 }
 
 void print_job(const Json& job) {
-  std::cout << "\njob: " << job["size"] << " ranks\n";
+  std::cout << "\njob: " << job["size"] << (job["size"] == 1 ? " rank\n" : " ranks\n");
   const auto host_of = job["host_of"].get<std::vector<int>>();
   const int hosts = *std::max_element(host_of.begin(), host_of.end()) + 1;
   for (int host = 0; host < hosts; ++host) {
@@ -137,7 +146,7 @@ void print_job(const Json& job) {
     for (size_t rank = 0; rank < host_of.size(); ++rank) {
       if (host_of[rank] == host) ranks.push_back(static_cast<int>(rank));
     }
-    std::cout << "  host " << host << ": ranks " << horon::core::list_ranks(ranks) << '\n';
+    std::cout << "  host " << host << ": " << horon::core::name_ranks(ranks) << '\n';
   }
   std::cout << "\nchoice of allreduce (4 MiB of float32)\n";
   for (const auto& line : job["selection"]) {
@@ -174,6 +183,7 @@ void print_text(const Json& all) {
   }
   std::fflush(stdout);
   if (all.contains("job")) print_job(all["job"]);
+  if (all.contains("no_job")) std::cout << "\nno job: " << all["no_job"].get<std::string>() << '\n';
 }
 
 }  // namespace
@@ -195,6 +205,8 @@ int main(int argc, char** argv) {
       horon::init_session();
       rank = horon::rank();
       all["job"] = job_json();
+    } else if (const std::string fault = fault_of_launcher(); !fault.empty()) {
+      all["no_job"] = fault;
     }
     if (rank == 0) {
       if (as_json) {

@@ -29,7 +29,7 @@ void divide_cores() {
         core::environment_has("OMP_NUM_THREADS") || at::get_num_threads() != cores;
     if (chosen_by_user || sharers <= 1) return;
     threads = std::max(1, cores / sharers);
-    reason = concat(cores, " cores shared by ", sharers,
+    reason = concat(cores, cores == 1 ? " core" : " cores", " shared by ", sharers,
                     " ranks; OMP_NUM_THREADS or HORON_THREADS change it");
   }
   at::set_num_threads(threads);

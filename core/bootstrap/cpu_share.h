@@ -11,6 +11,8 @@ struct CpuShare {
 
   // Each rank has a core for the program and one for its background thread.
   bool has_spare_core() const { return cores >= 2 * sharers; }
+  // Ranks run by turns.
+  bool has_too_few_cores() const { return cores > 0 && cores < sharers; }
 };
 
 // A launcher may have bound the ranks to cores, each to its own. Collective.

@@ -4,12 +4,21 @@
 
 #include <mpi.h>
 
+#include "horon/core/base/log.h"
+#include "horon/core/bootstrap/launch.h"
 #include "horon/core/bootstrap/mpi_error.h"
 
 namespace horon::core {
 namespace {
 
 void (*finalize_action)() = nullptr;
+
+// The processes that MPI knows of, whatever communicator the program gives.
+int world_size() {
+  int size = 0;
+  check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+  return size;
+}
 
 extern "C" int horon_on_finalize(MPI_Comm, int, void*, void*) {
   finalize_action();
@@ -30,12 +39,17 @@ MpiLibrary::MpiLibrary() : thread_level_(MPI_THREAD_SINGLE) {
                 "horon::shutdown()");
   }
   if (initialized == 0) {
+    // Open MPI may end the process in MPI_Init_thread().
+    if (const std::string fault = missing_pmix(version()); !fault.empty()) {
+      log(LogLevel::Warn, fault);
+    }
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &thread_level_),
               "MPI_Init_thread");
     owns_mpi_ = true;
   } else {
     check_mpi(MPI_Query_thread(&thread_level_), "MPI_Query_thread");
   }
+  warn_of_launch(world_size());
 }
 
 MpiLibrary::~MpiLibrary() {
@@ -57,6 +71,8 @@ std::optional<Error> MpiLibrary::thread_fault() const {
 }
 
 bool MpiLibrary::allows_threads_at_once() const { return thread_level_ >= MPI_THREAD_MULTIPLE; }
+
+std::string_view MpiLibrary::remark_on_launch() { return launch_remark(world_size()); }
 
 std::string MpiLibrary::version() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "horon/core/base/error.h"
 
@@ -26,6 +27,8 @@ class MpiLibrary {
   std::optional<Error> thread_fault() const;
   // Whether several threads may call MPI at the same time; else one after the other.
   bool allows_threads_at_once() const;
+  // What to add to the introduction of a job: whether no launcher has started it. While MPI runs.
+  static std::string_view remark_on_launch();
   // "Open MPI v4.1.4, ..."; works at any time.
   static std::string version();
 

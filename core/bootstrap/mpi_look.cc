@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include "horon/core/base/config.h"
+
 namespace horon::core {
 namespace {
 
@@ -16,6 +18,11 @@ SetYield set_yield() noexcept {
 }
 
 }  // namespace
+
+void let_mpi_yield() {
+  if (set_yield() == nullptr || environment_has("OMPI_MCA_mpi_yield_when_idle")) return;
+  set_yield()(true);
+}
 
 MpiLook::MpiLook() noexcept : yields_(set_yield() != nullptr && set_yield()(false)) {}
 

@@ -3,6 +3,12 @@
 
 namespace horon::core {
 
+// From now on Open MPI gives the core up while it waits, unless the user has said what it does
+// (OMPI_MCA_mpi_yield_when_idle, as mpirun sets it too). For more ranks than cores: mpirun sees to
+// that where there are more ranks than slots, but srun does not, and a rank that spins keeps the
+// core from the one it waits for. Does nothing in other libraries, as MPICH.
+void let_mpi_yield();
+
 // While one lives, no call of MPI gives the core up.
 //
 // Open MPI yields inside every call that finds nothing, on hosts with more ranks than slots (its

@@ -14,6 +14,7 @@
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
 #include "horon/core/base/version.h"
+#include "horon/core/bootstrap/mpi_look.h"
 #include "horon/core/execution/executor.h"
 #include "horon/core/transport/make_transport.h"
 #include "horon/core/transport/shared_memory_transport.h"
@@ -101,6 +102,7 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
   core::set_log(rank, core::parse_log_level(config_.log_level));
   compare_ranks(options);
   cpu_share_ = core::find_cpu_share(*bootstrap_);
+  if (owns_mpi_ && cpu_share_.has_too_few_cores()) core::let_mpi_yield();
   gpu_ = JobGpu::find(*bootstrap_, gpu_libraries(), config_.gpu_collectives, config_.shared_memory);
   core::run_on_all(*bootstrap_, [&] { core::MpiLibrary::at_finalize(at_finalize); });
   maker_ =
@@ -295,10 +297,7 @@ std::string Job::introduction() const {
   const int hosts = topology.host_count();
   return concat("Horon ", version(), ": ", topology.size, topology.size == 1 ? " rank" : " ranks",
                 " on ", hosts, hosts == 1 ? " host" : " hosts", ", ", memory_text(*world_),
-                path_between_gpus(),
-                topology.size > 1 ? ""
-                                  : ". No launcher (mpirun, srun) started this job, or with one "
-                                    "process only");
+                path_between_gpus(), core::MpiLibrary::remark_on_launch());
 }
 
 void Job::stop() {

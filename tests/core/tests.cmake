@@ -89,6 +89,7 @@ horon_test(starved_mpi_transport_test
            FILES core/transport/starved_mpi_transport_test.cc support/failing_allocation.cc
            RANKS 2)
 horon_test(bootstrap_test FILES core/bootstrap/bootstrap_test.cc)
+horon_test(launch_test FILES core/bootstrap/launch_test.cc)
 horon_test(mpi_bootstrap_test FILES core/bootstrap/mpi_bootstrap_test.cc RANKS 1 2 3 4)
 horon_test(mpi_look_test FILES core/bootstrap/mpi_look_test.cc RANKS 2)
 horon_test(mpi_owner_test FILES core/bootstrap/mpi_owner_test.cc RANKS 1 2)

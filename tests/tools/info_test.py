@@ -15,7 +15,7 @@ import unittest
 INFO, HORONRUN = sys.argv[1:3]
 del sys.argv[1:]
 CLEAN = {name: value for name, value in os.environ.items()
-         if not name.startswith(("HORON_", "OMPI_", "PMI"))}
+         if not name.startswith(("HORON_", "OMPI_", "PMI", "SLURM_"))}
 
 
 def call(*command, **variables):
@@ -43,6 +43,14 @@ class Info(unittest.TestCase):
         self.assertIn("libtorch", facts["build"])
         self.assertNotIn("job", facts)
 
+    def test_an_srun_that_mpi_knows_nothing_of(self):
+        step = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+        told = call(INFO, **step)
+        self.assertEqual(told.returncode, 0, told.stderr)
+        self.assertRegex(told.stdout, r"\nno job: the launcher has started 2 processes \(SLURM_")
+        self.assertIn("2 processes", json.loads(call(INFO, "--json", **step).stdout)["no_job"])
+        self.assertNotIn("no job", call(INFO).stdout)
+
     def test_job(self):
         # Without limits of time nothing is asked and nothing thaws because a rank is late.
         quiet = {"HORON_DEAD_AFTER_S": "0", "HORON_STALL_WARN_S": "0"}
@@ -59,7 +67,7 @@ class Info(unittest.TestCase):
         self.assertIn("host 0: ranks 0 and 1", told.stdout)
         told = call(sys.executable, HORONRUN, "-np", "2", "--no-prefix", "bash", "-c",
                     f'HORON_HOST_ID=h$OMPI_COMM_WORLD_RANK exec "{INFO}"')
-        self.assertIn("host 1: ranks 1\n", told.stdout, told.stderr)
+        self.assertIn("host 1: rank 1\n", told.stdout, told.stderr)
         self.assertRegex(told.stdout, r"control messages sent +[1-9]")
         self.assertRegex(told.stdout, r"HORON_HOST_ID +h0 +environment")
 

@@ -80,7 +80,7 @@ bool asks_help(int argc, char** argv) {
 
 bool is_first() {
   if (horon::last_rank() >= 0) return horon::is_rank_zero();
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}) {
     if (horon::core::environment_has(name)) return horon::core::environment_value(name) == "0";
   }
   return true;

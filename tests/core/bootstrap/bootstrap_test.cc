@@ -51,8 +51,15 @@ TEST(CpuShare, CountsTheRanksThatMayRunOnTheSameCores) {
       EXPECT_EQ(share.cores, bound ? 1 : cores);
       EXPECT_EQ(share.sharers, bound ? 1 : 2);
       EXPECT_EQ(share.has_spare_core(), !bound && cores >= 4);
+      EXPECT_EQ(share.has_too_few_cores(), !bound && cores < 2);
     });
   }
+}
+
+TEST(CpuShare, MoreRanksThanCores) {
+  EXPECT_TRUE((CpuShare{.cores = 1, .sharers = 2}).has_too_few_cores());
+  EXPECT_FALSE((CpuShare{.cores = 2, .sharers = 2}).has_too_few_cores());
+  EXPECT_FALSE((CpuShare{.cores = 0, .sharers = 2}).has_too_few_cores());  // it is not known
 }
 
 }  // namespace

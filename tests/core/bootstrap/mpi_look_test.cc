@@ -1,12 +1,15 @@
 #include "horon/core/bootstrap/mpi_look.h"
 
 #include <atomic>
+#include <cstdlib>
+#include <dlfcn.h>
 #include <sched.h>
 #include <string>
 
 #include <gtest/gtest.h>
 #include <mpi.h>
 
+#include "horon/core/base/config.h"
 #include "horon/core/bootstrap/mpi_library.h"
 #include "horon/core/transport/mpi_transport.h"
 #include "horon/tests/support/mpi_main.h"
@@ -57,6 +60,22 @@ TEST_F(MpiLookTest, DoesNotYieldAndLetsOthersYieldAfterwards) {
     EXPECT_EQ(yields_of_looks(), 0);
   }
   EXPECT_GT(yields_of_looks(), 0);
+}
+
+// As srun starts ranks, which says nothing of it.
+TEST_F(MpiLookTest, YieldsOnRequestUnlessTheUserHasChosen) {
+  const auto set_yield =
+      reinterpret_cast<bool (*)(bool)>(::dlsym(RTLD_DEFAULT, "opal_progress_set_yield_when_idle"));
+  ASSERT_NE(set_yield, nullptr);
+  const std::string chosen = environment_value("OMPI_MCA_mpi_yield_when_idle");
+  ASSERT_NE(chosen, "");  // by mpirun_test
+  set_yield(false);
+  let_mpi_yield();
+  EXPECT_EQ(yields_of_looks(), 0);
+  ASSERT_EQ(unsetenv("OMPI_MCA_mpi_yield_when_idle"), 0);
+  let_mpi_yield();
+  EXPECT_GT(yields_of_looks(), 0);
+  ASSERT_EQ(setenv("OMPI_MCA_mpi_yield_when_idle", chosen.c_str(), 1), 0);
 }
 
 TEST_F(MpiLookTest, TheTransportLooksWithoutAYield) {

@@ -9,6 +9,7 @@ from horon.launch import run
 MPIRUN = """#!/bin/sh
 if [ $1 = --version ]; then echo "{version}"; exit; fi
 echo "$@" > {line}
+echo "$SLURM_OVERLAP" > {line}.overlap
 exit 3
 """
 OPEN_MPI = "mpirun (Open MPI) 4.1.4"
@@ -60,6 +61,15 @@ def test_ranks_on_hosts(line_of, monkeypatch):
             line = line_of(np=3, user=0)
             assert "-x HORON_LAUNCH_TOKEN" in line and "localhost" not in line
             assert line.endswith(" --allow-run-as-root --bind-to none")
+
+
+def test_steps_of_mpirun_wait_for_no_other_step_of_slurm(line_of, monkeypatch, tmp_path):
+    monkeypatch.delenv("SLURM_OVERLAP", raising=False)
+    for job, overlap in ((None, ""), ("17", "1")):
+        if job:
+            monkeypatch.setenv("SLURM_JOB_ID", job)
+        line_of(np=2)
+        assert (tmp_path / "line.overlap").read_text().strip() == overlap
 
 
 @pytest.mark.parametrize("given", ["--bind-to core", "-bind-to-socket", "--map-by slot:PE=2",

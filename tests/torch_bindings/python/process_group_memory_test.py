@@ -92,9 +92,10 @@ def seen(monkeypatch):
     shared = []
 
     def watched(call):
-        def watch(output, input, *given, **named):
-            shared.append(is_shared(max(output, input, key=torch.numel)))
-            return call(output, input, *given, **named)
+        def watch(*given, **named):
+            both = [value for value in (*given, *named.values()) if torch.is_tensor(value)]
+            shared.append(is_shared(max(both, key=torch.numel)))
+            return call(*given, **named)
         return watch
     for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_gather_single",
                  "reduce_scatter_single"):  # the latter two since torch 2.15

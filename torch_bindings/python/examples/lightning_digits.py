@@ -64,6 +64,8 @@ def main():
             accelerator="cpu", strategy="horon", max_epochs=args.epochs, precision=args.precision,
             callbacks=[keep, EarlyStopping("accuracy", mode="max", stopping_threshold=0.999)],
             logger=False, enable_progress_bar=False, enable_model_summary=False)
+        if args.folder is None and trainer.num_nodes > 1:
+            parser.error("on several hosts the checkpoint needs --folder, one that all of them see")
         lightning.seed_everything(1)
         model = Classifier()
         trainer.fit(model, DataLoader(digits(2000, 1), batch_size=50, shuffle=True),

@@ -67,6 +67,9 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
         raise ValueError(f"np is {ranks}, not above 0")
     token = secrets.token_hex(8)
     environment = {**os.environ, **(env or {}), "HORON_LAUNCH_TOKEN": token}
+    if "SLURM_JOB_ID" in environment:
+        # Else mpirun may wait for the CPUs that the step of this program has.
+        environment.setdefault("SLURM_OVERLAP", "1")
     command = ["mpirun", "-np", str(ranks)]
     more = shlex.split(mpi_args) if isinstance(mpi_args, str) else list(mpi_args or ())
     if hosts is not None or hostfile is not None:

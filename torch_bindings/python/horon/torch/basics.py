@@ -3,7 +3,6 @@
 import atexit
 import os
 import sys
-import warnings
 
 from horon import native
 from horon.torch import process_sets as _process_sets
@@ -46,8 +45,6 @@ def init(comm=None, process_sets=None):
     if native.size() > 1 or any(name in os.environ for name in _COUNTS):
         os.environ[_PROCESS] = str(os.getpid())
     _own_communicator = address != 0  # a list of all ranks is the world too
-    if (text := alone_by_mistake()) is not None:
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def _refuse_spawned_process():
@@ -70,7 +67,7 @@ def _refuse_torchrun():
 
 def alone_by_mistake():
     """What is wrong if MPI knows of this process alone and its launcher has started several: an
-    srun, say, that has no PMI for this MPI. None: nothing."""
+    srun, say, that has no PMI for this MPI. None: nothing. The core logs it too."""
     if native.size() > 1 or _own_communicator:
         return None
     counts = {name: os.environ.get(name, "") for name in _COUNTS}
@@ -79,7 +76,8 @@ def alone_by_mistake():
         return None
     return (f"the launcher has started {counts[name]} processes ({name}), but MPI knows of this "
             "one alone, so each of them would be a job of one rank: start them by the mpirun of "
-            "this MPI, or by srun --mpi=pmix (srun --mpi=list says what there is)")
+            "this MPI, or by srun --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH (srun --mpi=list "
+            "says what there is)")
 
 
 def _communicator(comm):

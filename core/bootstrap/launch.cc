@@ -1,0 +1,59 @@
+#include "horon/core/bootstrap/launch.h"
+
+#include "horon/core/base/config.h"
+#include "horon/core/base/log.h"
+#include "horon/core/base/parse_number.h"
+#include "horon/core/base/text.h"
+
+namespace horon::core {
+namespace {
+
+bool has_started_several(const std::string& count) { return parse_number(count).value_or(1) > 1; }
+
+}  // namespace
+
+std::string launch_fault(int world_size) {
+  if (world_size > 1) return "";
+  // The nearest launcher first: mpirun may run in a step of srun's.
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    const std::string count = environment_value(name);
+    if (count.empty()) continue;
+    if (!has_started_several(count)) return "";
+    return concat("the launcher has started ", count, " processes (", name, "), but MPI knows of ",
+                  "this one alone, so each of them is a job of one rank: start them by the mpirun ",
+                  "of this MPI, or by srun --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH (srun ",
+                  "--mpi=list says what there is)");
+  }
+  // Slurm numbers the batch script as well, but it is no step.
+  const std::string tasks = environment_value("SLURM_NTASKS");
+  if (environment_has("SLURM_PROCID") && !environment_has("SLURM_STEP_ID") &&
+      has_started_several(tasks)) {
+    return concat("this job of Slurm's is for ", tasks,
+                  " tasks (SLURM_NTASKS), but its script has ",
+                  "started this program itself, so it is one rank: start it by srun --mpi=pmix, ",
+                  "mpirun or horonrun");
+  }
+  return "";
+}
+
+void warn_of_launch(int world_size) {
+  const std::string fault = launch_fault(world_size);
+  if (!fault.empty()) log(LogLevel::Warn, fault);
+}
+
+std::string_view launch_remark(int world_size) {
+  if (world_size > 1 || !launch_fault(world_size).empty()) return "";
+  return ". No launcher (mpirun, srun) started this job, or with one process only";
+}
+
+std::string missing_pmix(std::string_view mpi_version) {
+  if (!mpi_version.starts_with("Open MPI") || !environment_has("SLURM_STEP_ID")) return "";
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
+    if (environment_has(name)) return "";
+  }
+  if (environment_value("SLURM_PROCID") != "0") return "";  // which says it for all
+  return "srun has started this program without PMIx, by which Open MPI finds the ranks: start it "
+         "by srun --mpi=pmix (srun --mpi=list says whether this Slurm has it), or by mpirun";
+}
+
+}  // namespace horon::core
