@@ -142,7 +142,10 @@ def slots_of_slurm(environment):
 def take_ranks_of_slurm(options, environment):
     """Where neither ranks nor hosts are given."""
     places = (options.ranks, options.hosts, options.hostfile, options.host_discovery_script)
-    if all(each is None for each in places) and (slots := slots_of_slurm(environment)):
+    if any(each is not None for each in places):
+        return
+    slots = slots_of_slurm(environment)
+    if slots and takes_slots_of_slurm(more_arguments(options), environment):
         options.ranks = str(slots)
 
 

@@ -143,6 +143,8 @@ Introduction introduce(Own& own, const Topology& topology, const Wanted& wanted)
   me.area_bytes = wanted.area_bytes;
   me.own = reinterpret_cast<uint64_t>(&own);
   try {
+    const std::string fault = wanted.reach == Reach::ByName ? why_no_named_files() : "";
+    if (!fault.empty()) throw Error(ErrorCode::Limit, fault);
     me.pid_namespace = pid_namespace();
     me.probe = own.probe.emplace(topology.local_size).offer();
     own.heap = std::make_shared<SharedHeap>(SharedHeap::kCachedBytesMax, wanted.reach);

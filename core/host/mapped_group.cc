@@ -1,6 +1,5 @@
 #include "horon/core/host/mapped_group.h"
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -117,9 +116,12 @@ std::string MappedGroup::name_of(int local_rank) const {
 }
 
 bool MappedGroup::has_died(int local_rank) {
-  const std::vector<int> dead = dead_local_ranks();
-  return std::find(dead.begin(), dead.end(), local_rank) != dead.end() ||
-         is_ending(process_id(local_rank));
+  // Its names go before the kernel tells that the process has ended, and is_ending() needs a look
+  // into it.
+  constexpr int kEndsWithinMs = 1000;
+  pollfd watched = polls_.at(static_cast<size_t>(local_rank));
+  if (poll(&watched, 1, parts_.reach == Reach::ByName ? kEndsWithinMs : 0) > 0) return true;
+  return is_ending(process_id(local_rank));
 }
 
 }  // namespace horon::core

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 #include <utility>
 
@@ -27,6 +28,8 @@ namespace {
 constexpr const char* kFolder = "/dev/shm";
 constexpr std::string_view kPrefix = "horon-";
 constexpr size_t kDigits = 16;
+// A job that begins with less would most likely end for want of it. Docker gives 64 MiB.
+constexpr uint64_t kBytesWanted = uint64_t{1} << 30;
 
 // Of a fixed size, because files are renamed and removed where nothing may throw.
 using Path = std::array<char, 32>;
@@ -63,7 +66,7 @@ class OwnFiles {
     const std::lock_guard lock(mutex_);
     if (std::rename(path_of(from).data(), path_of(to).data()) != 0) return false;
     auto node = numbers_.extract(from);
-    if (node.empty()) return true;  // removed at the end of the process
+    HORON_CHECK(!node.empty(), "what has a name is in the list");
     node.value() = to;
     numbers_.insert(std::move(node));
     return true;
@@ -107,11 +110,22 @@ bool remove_if_abandoned(int folder, const char* name) noexcept {
   const bool removed = fstat(file, &status) == 0 && S_ISREG(status.st_mode) &&
                        status.st_uid == geteuid() && flock(file, LOCK_EX | LOCK_NB) == 0 &&
                        has_name(file) && unlinkat(folder, name, 0) == 0;
+  // A child that another thread forks meanwhile has the file too, and would keep it locked.
+  (void)flock(file, LOCK_UN);
   close(file);
   return removed;
 }
 
 }  // namespace
+
+std::string why_no_named_files() {
+  struct statvfs space {};
+  if (statvfs(kFolder, &space) != 0) return concat(kFolder, ": ", std::strerror(errno));
+  const uint64_t left = uint64_t{space.f_bavail} * space.f_frsize;
+  if (left >= kBytesWanted) return "";
+  return concat(bytes_text(left), " are left in ", kFolder, ", and ", bytes_text(kBytesWanted),
+                " are wanted");
+}
 
 std::string path_of_named_file(uint64_t number) { return path_of(number).data(); }
 

@@ -10,6 +10,8 @@
 
 namespace horon::core {
 
+// Why there is no memory for a job in /dev/shm; empty: there is, now.
+std::string why_no_named_files();
 std::string path_of_named_file(uint64_t number);
 // An empty file for this user alone, locked: a descriptor. Any thread. Throws
 // Error(OperationFailed), and Error(Limit) if the process has too many open files.

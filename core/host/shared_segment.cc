@@ -134,7 +134,8 @@ void SharedSegment::reserve() const {
       error = fallocate(descriptor_, 0, begin, piece) == 0 ? 0 : errno;
     } while (error == EINTR);
     if (error == 0) continue;
-    const std::string_view where = reach_ == Reach::ByName ? " in /dev/shm" : "";
+    const std::string_view where =
+        reach_ == Reach::ByName ? " in /dev/shm (HORON_SHARED_MEMORY=0 does without)" : "";
     fail(ErrorCode::Limit, concat(bytes_text(bytes_), " of shared memory", where), error);
   }
 }

@@ -29,7 +29,9 @@ if(NOT HORON_SANITIZE STREQUAL "thread")
   target_sources(doorbell_test PRIVATE core/host/interrupted_ring_test.cc)
 endif()
 horon_test(in_process_transport_test FILES core/transport/in_process_transport_test.cc)
-horon_test(local_group_test FILES core/host/local_group_test.cc core/host/process_memory_test.cc)
+horon_test(local_group_test
+           FILES core/host/local_group_test.cc core/host/process_memory_test.cc
+                 core/host/refused_memory_test.cc)
 horon_test(local_subgroup_test FILES core/host/local_subgroup_test.cc)
 horon_test(shared_heap_test
            FILES core/host/available_memory_test.cc core/host/named_file_test.cc

@@ -57,6 +57,11 @@ class Ranks(unittest.TestCase):
 
     def test_hosts_of_the_user(self):
         self.assertIn("how many ranks?", horonrun("-H", "h1:2", "sh", **JOB).stderr)
+        for hosts in ("-H h1:2", "--hostfile h"):
+            told = horonrun("--dry-run", "--mpi-args", hosts, "sh", **JOB)
+            self.assertIn("how many ranks?", told.stderr)
+        told = horonrun("--dry-run", "sh", OMPI_MCA_orte_default_hostfile="h", **JOB)
+        self.assertIn("how many ranks?", told.stderr)
         self.assertIn("-np 2 --host h1:2 ", dry_run("-np", 2, "-H", "h1:2", **JOB))
 
 

@@ -25,6 +25,7 @@ CONDITIONS = (
     "there are no pseudo terminals here",
     "processes can't be stepped through here",
     "no user namespaces are allowed here",
+    "are left in /dev/shm",
     "only the user root can become another one",
 )
 

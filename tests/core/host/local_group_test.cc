@@ -5,12 +5,12 @@
 #include <cstring>
 #include <signal.h>
 #include <stdexcept>
-#include <sys/prctl.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "horon/core/base/error.h"
+#include "horon/core/host/named_file.h"
 #include "horon/core/transport/shared_memory_transport.h"
 #include "horon/tests/support/long_enough.h"
 #include "horon/tests/support/own_user_namespace.h"
@@ -46,9 +46,9 @@ std::unique_ptr<LocalGroup> make_group(int rank, ProcessJob& job, Reach reach = 
 class LocalGroupThatReaches : public testing::TestWithParam<Reach> {
  protected:
   void SetUp() override {
-    if (GetParam() == Reach::ByName && !allows_user_namespaces()) {
-      GTEST_SKIP() << "no user namespaces are allowed here";
-    }
+    if (GetParam() == Reach::ByProcess) return;
+    if (!allows_user_namespaces()) GTEST_SKIP() << "no user namespaces are allowed here";
+    if (const auto why = why_no_named_files(); !why.empty()) GTEST_SKIP() << why;
   }
 };
 INSTANTIATE_TEST_SUITE_P(, LocalGroupThatReaches, testing::Values(Reach::ByProcess, Reach::ByName),
@@ -284,44 +284,6 @@ TEST_P(LocalGroupThatReaches, ATransportNamesTheDeadPeer) {
     const std::string& text = dead.text;
     CHECK_CHILD(text.starts_with("rank 5 (pid " + std::to_string(group->process_id(2)) + " on "));
     survivors.barrier();
-    return true;
-  };
-  EXPECT_EQ(run_processes(3, body), kAllWell);
-}
-
-// One of three may not look into the others, nor they into it: files serve all of them.
-TEST(LocalGroup, ReachesByNameWhomItMayNotLookInto) {
-  ProcessJob job(3);
-  const auto body = [&](int rank) {
-    if (rank == 2) CHECK_CHILD(prctl(PR_SET_DUMPABLE, 0) == 0);
-    // The user root may look into any process.
-    const Reach reach = geteuid() == 0 ? Reach::ByProcess : Reach::ByName;
-    const auto group = LocalGroup::create(job.of(rank), kAreaBytes);
-    CHECK_CHILD(group->available() && group->reach() == reach);
-    return true;
-  };
-  EXPECT_EQ(run_processes(3, body), kAllWell);
-}
-
-// One of three is another user's: nobody gets shared memory, and all can say why.
-TEST(LocalGroup, IsUnavailableToAllIfItIsToOne) {
-  if (geteuid() != 0) GTEST_SKIP() << "only the user root can become another one";
-  ProcessJob job(3);
-  const auto body = [&](int rank) {
-    if (rank == 2) CHECK_CHILD(setuid(65534) == 0);
-    const auto group = make_group(rank, job);
-    CHECK_CHILD(!group->available());
-    const std::string reason = group->unavailable_reason();
-    CHECK_CHILD(reason.find("/proc/") < reason.find("Permission denied"));
-    CHECK_CHILD(reason.find("/dev/shm/horon-") < reason.rfind("Permission denied"));
-    CHECK_CHILD(group->area() == nullptr);
-    CHECK_CHILD(group->dead_local_ranks().empty());
-    group->ring_all_others();
-    group->doorbell(rank).ring();
-    CHECK_CHILD(group->doorbell(rank).wait(kLongEnough, {}));
-    auto memory = group->allocate(1000);
-    CHECK_CHILD(is_filled(memory.get(), 1000, 0));
-    CHECK_CHILD(!group->locate(memory.get(), 1000));
     return true;
   };
   EXPECT_EQ(run_processes(3, body), kAllWell);

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/base/error.h"
+#include "horon/core/host/named_file.h"
 #include "horon/tests/support/long_enough.h"
 #include "horon/tests/support/own_user_namespace.h"
 #include "horon/tests/support/process_ranks.h"
@@ -103,6 +104,7 @@ TEST(LocalSubgroup, SharesAnAreaBetweenProcesses) {
 
 TEST(LocalSubgroup, SharesAnAreaBetweenContainers) {
   if (!allows_user_namespaces()) GTEST_SKIP() << "no user namespaces are allowed here";
+  if (const auto why = why_no_named_files(); !why.empty()) GTEST_SKIP() << why;
   ProcessJob job(5);
   const auto body = [&](int rank) {
     return enter_own_user_namespace() && check_parts(rank, Reach::ByName, job);

@@ -82,11 +82,10 @@ TEST(NamedFile, OfAProcessThatCrashedIsFound) {
   const uint64_t number = new_number();
   const int end = end_of_child([number] {
     (void)make_named_file(number);
-    raise(SIGKILL);
+    if (exists(number)) raise(SIGKILL);
   });
   EXPECT_EQ(end, SIGKILL);
-  EXPECT_TRUE(exists(number));
-  EXPECT_GE(remove_abandoned_files(), 1);
+  (void)remove_abandoned_files();  // or another process of this user has
   EXPECT_FALSE(exists(number));
 }
 

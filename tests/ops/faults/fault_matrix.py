@@ -189,7 +189,7 @@ def is_abandoned(name):
     try:
         with open(f"/dev/shm/{name}", "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (FileNotFoundError, BlockingIOError):
+    except OSError:  # it is gone, locked, or another user's
         return False
     return True
 
@@ -199,7 +199,7 @@ def left_in_shared_memory(before):
     here: other programs of the machine may leave what they like."""
     new = set(os.listdir("/dev/shm")) - before
     return sorted(name for name in new if any(f".{job:x}." in name for job in JOBS) or
-                  ("horon" in name and is_abandoned(name)))
+                  (re.fullmatch("horon-[0-9a-f]{16}", name) and is_abandoned(name)))
 
 
 def lacks_user_namespaces():

@@ -2,15 +2,22 @@
 // test takes the place of memfd_create(), and of flock(), which the files in /dev/shm need. Run on
 // one host, and on two with ranks 1 and 2 on the second.
 #include <cerrno>
+#include <memory>
 #include <string>
+#include <sys/mount.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "horon/core/host/named_file.h"
+#include "horon/core/host/shared_heap.h"
 #include "horon/ops/session/session.h"
 #include "horon/tests/support/mpi_main.h"
+#include "horon/tests/support/own_user_namespace.h"
+#include "horon/tests/support/process_ranks.h"
 
 namespace {
 
@@ -118,7 +125,28 @@ TEST(MissingMemory, NothingIsSaidWhereItIsNotMissing) {
   }
 }
 
+// A block that waits to be used again has the only memory that there is.
+TEST(MissingMemory, UnusedFilesMakeRoom) {
+  constexpr int kForbidden = 7;
+  const std::vector<int> ends = core::run_processes(1, [](int) {
+    if (!enter_own_user_namespace(CLONE_NEWNS) ||
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=8m") != 0) {
+      _exit(kForbidden);
+    }
+    memory_is_refused = true;
+    const auto heap =
+        std::make_shared<core::SharedHeap>(core::SharedHeap::kCachedBytesMax, core::Reach::ByName);
+    heap->allocate(size_t{5} << 20, true).reset();
+    return heap->allocate(size_t{6} << 20, true) != nullptr;
+  });
+  if (WIFEXITED(ends[0]) && WEXITSTATUS(ends[0]) == kForbidden) {
+    GTEST_SKIP() << "no user namespaces are allowed here";
+  }
+  EXPECT_EQ(ends[0], 0);
+}
+
 TEST(MissingMemory, FilesTakeItsPlace) {
+  if (const auto why = core::why_no_named_files(); !why.empty()) GTEST_SKIP() << why;
   const std::string text = said_by_a_job(Refused::Memory);
   EXPECT_THAT(text, Not(HasSubstr("warning")));
   if (test_rank() == 0) {
