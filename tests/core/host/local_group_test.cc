@@ -52,8 +52,8 @@ class LocalGroupThatReaches : public testing::TestWithParam<Reach> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(, LocalGroupThatReaches, testing::Values(Reach::ByProcess, Reach::ByName),
-                         [](const auto& info) {
-                           return info.param == Reach::ByName ? "ByName" : "ByProcess";
+                         [](const auto& tested) {
+                           return tested.param == Reach::ByName ? "ByName" : "ByProcess";
                          });
 
 bool is_filled(const std::byte* data, size_t bytes, int value) {

@@ -188,8 +188,8 @@ TEST(SharedHeap, GivesLargeUnusedBlocksBackToTheSystem) {
 
 class SharedHeapThatIsReached : public testing::TestWithParam<Reach> {};
 INSTANTIATE_TEST_SUITE_P(, SharedHeapThatIsReached,
-                         testing::Values(Reach::ByProcess, Reach::ByName), [](const auto& info) {
-                           return info.param == Reach::ByName ? "ByName" : "ByProcess";
+                         testing::Values(Reach::ByProcess, Reach::ByName), [](const auto& tested) {
+                           return tested.param == Reach::ByName ? "ByName" : "ByProcess";
                          });
 
 // Else a peer would go on with its mapping, and an MPI that has registered it with the old pages.
