@@ -32,7 +32,9 @@ extern "C" int memfd_create(const char* name, unsigned int flags) noexcept {
   return -1;
 }
 
-extern "C" int flock(int file, int operation) noexcept {
+// By its name flock(); in C++ that would hide the struct flock.
+extern "C" int lock_file(int file, int operation) noexcept __asm__("flock");
+extern "C" int lock_file(int file, int operation) noexcept {
   if (!files_are_refused) return static_cast<int>(syscall(SYS_flock, file, operation));
   errno = ENOLCK;
   return -1;
