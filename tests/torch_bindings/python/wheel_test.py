@@ -53,7 +53,7 @@ class Wheel(unittest.TestCase):
                     if line.startswith("Requires-Dist: torch")]
         for version in "2.11.0", importlib.metadata.version("torch"), "2.99.1":
             self.assertTrue(needed.specifier.contains(version), (str(needed), version))
-        self.assertFalse(needed.specifier.contains("2.10.0"))
+        self.assertFalse(needed.specifier.contains("2.7.1"))
 
     def test_the_module_can_be_built_by_its_settings(self):
         reader = SettingsReader.from_file("pyproject.toml", {})
