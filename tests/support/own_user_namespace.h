@@ -2,13 +2,15 @@
 // into it then, nor it into them.
 #pragma once
 
-#include <cstdio>
-#include <cstring>
 #include <fcntl.h>
+#include <functional>
 #include <sched.h>
 #include <string>
-#include <sys/wait.h>
+#include <sys/mount.h>
 #include <unistd.h>
+#include <vector>
+
+#include "horon/tests/support/process_ranks.h"
 
 namespace horon {
 
@@ -33,11 +35,20 @@ inline bool enter_own_user_namespace(int more = 0) {
 
 // Whether a child of this process can.
 inline bool allows_user_namespaces() {
-  const pid_t child = fork();
-  if (child == 0) _exit(enter_own_user_namespace() ? 0 : 1);
-  int status = -1;
-  waitpid(child, &status, 0);
-  return status == 0;
+  return core::run_processes(1, [](int) { return enter_own_user_namespace(); }).front() == 0;
+}
+
+// How the processes of run_processes() end that have another folder in the place of /dev/shm, of
+// so many MiB; empty where the system does not allow it.
+inline std::vector<int> run_with_small_folder(int processes, int mebibytes,
+                                              const std::function<bool(int)>& body) {
+  const std::string size = "size=" + std::to_string(mebibytes) + "m";
+  const auto enter = [&size](int) {
+    return enter_own_user_namespace(CLONE_NEWNS) &&
+           mount("tmpfs", "/dev/shm", "tmpfs", 0, size.c_str()) == 0;
+  };
+  if (core::run_processes(1, enter).front() != 0) return {};
+  return core::run_processes(processes, [&](int rank) { return enter(rank) && body(rank); });
 }
 
 }  // namespace horon

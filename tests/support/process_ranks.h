@@ -110,4 +110,14 @@ inline std::vector<int> run_processes(int size, const std::function<bool(int)>& 
   return ends;
 }
 
+// How a child process ends that does this, as waitpid() tells.
+inline int end_of_child(const std::function<void()>& body) {
+  return run_processes(1,
+                       [&](int) {
+                         body();
+                         return true;
+                       })
+      .front();
+}
+
 }  // namespace horon::core

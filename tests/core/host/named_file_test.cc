@@ -6,13 +6,13 @@
 #include <filesystem>
 #include <string>
 #include <sys/random.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "horon/tests/support/error_of.h"
+#include "horon/tests/support/process_ranks.h"
 
 namespace horon::core {
 namespace {
@@ -24,19 +24,6 @@ uint64_t new_number() {
 }
 
 bool exists(uint64_t number) { return std::filesystem::exists(path_of_named_file(number)); }
-
-// Runs it in a child and returns how that ends, as waitpid() tells.
-template <class Body>
-int end_of_child(const Body& body) {
-  const pid_t child = fork();
-  if (child == 0) {
-    body();
-    _exit(0);
-  }
-  int status = -1;
-  waitpid(child, &status, 0);
-  return status;
-}
 
 TEST(NamedFile, HasItsNumberAsItsName) {
   EXPECT_EQ(path_of_named_file(0xab), "/dev/shm/horon-00000000000000ab");

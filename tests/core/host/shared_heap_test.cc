@@ -6,7 +6,6 @@
 #include <cstring>
 #include <fcntl.h>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <random>
 #include <set>
@@ -27,6 +26,7 @@
 #include "horon/core/host/local_group.h"
 #include "horon/core/host/open_files.h"
 #include "horon/tests/support/all_are.h"
+#include "horon/tests/support/process_ranks.h"
 
 namespace {
 
@@ -264,19 +264,6 @@ TEST(SharedHeap, MemoryOutlivesTheHeapsOwner) {
   EXPECT_EQ(std::count(memory.get(), memory.get() + 10'000, std::byte{1}), 10'000);
 }
 
-// How a forked child ends that does this, as waitpid() tells.
-int status_of_child(const std::function<void()>& body) {
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(200);  // a test that hangs must not leave processes behind
-    body();
-    _exit(0);
-  }
-  int status = -1;
-  waitpid(child, &status, 0);
-  return status;
-}
-
 TEST(SharedHeap, AForkedChildChangesNothing) {
   const auto heap = make_heap(0);  // what is given back loses its pages at once
   auto small = heap->allocate(5000, true);
@@ -284,18 +271,18 @@ TEST(SharedHeap, AForkedChildChangesNothing) {
   std::memset(small.get(), 1, 5000);
   std::memset(large.get(), 1, 1'000'000);
   const size_t cached = heap->cached_bytes();
-  const int writer = status_of_child([&] {
+  const int writer = end_of_child([&] {
     signal(SIGSEGV, SIG_DFL);
     std::memset(large.get(), 2, 1'000'000);
   });
   EXPECT_TRUE(WIFSIGNALED(writer));
   EXPECT_EQ(WTERMSIG(writer), SIGSEGV);
-  EXPECT_EQ(status_of_child([&] {
+  EXPECT_EQ(end_of_child([&] {
               small.reset();
               large.reset();
             }),
             0);
-  EXPECT_EQ(status_of_child([&] {
+  EXPECT_EQ(end_of_child([&] {
               try {
                 (void)heap->allocate(100, true);
                 _exit(1);
@@ -313,7 +300,7 @@ TEST(SharedHeap, AForkedChildChangesNothing) {
 TEST(SharedSegment, AForkedChildUnmapsNothing) {
   auto segment = SharedSegment::create(100'000);
   std::byte* const first_page = segment.data() - page_bytes();
-  EXPECT_EQ(status_of_child([&] {
+  EXPECT_EQ(end_of_child([&] {
               void* const own = mmap(first_page, 2 * page_bytes(), PROT_READ | PROT_WRITE,
                                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
               if (own != first_page) _exit(1);

@@ -7,6 +7,7 @@ import datetime
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 
 def total(ranks):
@@ -59,3 +60,24 @@ def make_and_check(ranks):
     group = make(ranks, 60)
     check(group, ranks)
     dist.destroy_process_group(group)
+
+
+def layers(width):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, width), torch.nn.Tanh(),
+                               torch.nn.Linear(width, 3))
+
+
+def assert_trains_as_one_process(model, whole, part, of_parts):
+    """This process has one part of each batch. `whole`: the same model, of this process alone."""
+    for step in range(3):
+        rows = torch.randn(2 * of_parts, 6, generator=torch.Generator().manual_seed(step))
+        for net, mine in ((model, rows[2 * part:2 * part + 2]), (whole, rows)):
+            net(mine).square().mean().backward()
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter -= 0.1 * parameter.grad
+                    parameter.grad = None
+    for mine, expected in zip(model.parameters(), whole.parameters()):
+        mine = mine.full_tensor() if isinstance(mine, DTensor) else mine
+        torch.testing.assert_close(mine, expected)

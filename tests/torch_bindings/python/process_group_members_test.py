@@ -13,7 +13,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import horon.torch as hvd
-from groups_of_some import check, total
+from groups_of_some import assert_trains_as_one_process, check, layers, total
 from horon import native
 
 
@@ -166,43 +166,22 @@ def test_a_mesh_of_two_dimensions(rank, size):
     assert torch.equal(product.full_tensor(), whole @ torch.ones(4, 2))
 
 
-def layers():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
-
-
-def assert_trains_as_one_process(model, parameters, index, count):
-    """This process has its part of each batch."""
-    whole = layers()
-    for step in range(3):
-        rows = torch.randn(2 * count, 6, generator=torch.Generator().manual_seed(step))
-        for net, part in ((model, rows[2 * index:2 * index + 2]), (whole, rows)):
-            net(part).square().mean().backward()
-            with torch.no_grad():
-                for parameter in net.parameters():
-                    parameter -= 0.1 * parameter.grad
-                    parameter.grad = None
-    for mine, expected in zip(parameters(model), whole.parameters()):
-        torch.testing.assert_close(mine, expected)
-
-
 def test_replicas_of_shards(rank, size):
     if size % 2:
         pytest.skip("an even number of ranks")
     mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replica", "shard"))
-    model = layers()
+    model = layers(8)
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh)
-    assert_trains_as_one_process(
-        model, lambda net: [parameter.full_tensor() for parameter in net.parameters()], rank, size)
+    assert_trains_as_one_process(model, layers(8), rank, size)
 
 
 def test_ddp_in_a_part_of_the_ranks(rank, size):
     ranks = list(range(size - 1))
     group = dist.new_group(ranks)
     if rank in ranks:
-        model = DistributedDataParallel(layers(), process_group=group)
-        assert_trains_as_one_process(model, lambda net: net.parameters(), rank, len(ranks))
+        model = DistributedDataParallel(layers(8), process_group=group)
+        assert_trains_as_one_process(model, layers(8), rank, len(ranks))
         dist.destroy_process_group(group)
 
 

@@ -13,13 +13,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (ColwiseParallel, RowwiseParallel,
                                                parallelize_module)
 
 import groups_of_some
 import horon.torch as hvd
-from groups_of_some import total
+from groups_of_some import assert_trains_as_one_process, layers, total
 from horon import native, process_group
 
 GPU = torch.device("cuda:0")
@@ -244,27 +243,6 @@ def mesh_of(splits, monkeypatch, *shape, names):
     return mesh
 
 
-def layers():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.Tanh(), torch.nn.Linear(12, 3))
-
-
-def assert_trains_as_one_process(model, part, of_parts):
-    """This process has the rows of one part of several."""
-    whole = layers()
-    for step in range(3):
-        rows = torch.randn(2 * of_parts, 6, generator=torch.Generator().manual_seed(step))
-        for net, mine in ((model, rows[2 * part:2 * part + 2]), (whole, rows)):
-            net(mine).square().mean().backward()
-            with torch.no_grad():
-                for parameter in net.parameters():
-                    parameter -= 0.1 * parameter.grad
-                    parameter.grad = None
-    for mine, expected in zip(model.parameters(), whole.parameters()):
-        mine = mine.full_tensor() if isinstance(mine, DTensor) else mine
-        torch.testing.assert_close(mine, expected)
-
-
 def test_fsdp_and_tensor_parallel_over_a_mesh(rank, size, splits, monkeypatch):
     inner = 2 if size % 2 == 0 else 1
     mesh = mesh_of(splits, monkeypatch, size // inner, inner, names=("rows", "layers"))
@@ -273,17 +251,17 @@ def test_fsdp_and_tensor_parallel_over_a_mesh(rank, size, splits, monkeypatch):
         x = torch.tensor([rank + 1.0])
         dist.all_reduce(x, group=mesh.get_group(name))
         assert x[0] == total(ranks)
-    model = layers()
+    model = layers(12)
     parallelize_module(model, mesh["layers"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh["rows"])
-    assert_trains_as_one_process(model, rank // inner, size // inner)
+    assert_trains_as_one_process(model, layers(12), rank // inner, size // inner)
 
 
 def test_replicas_of_shards_over_a_mesh(rank, size, splits, monkeypatch):
     replicas = 2 if size % 2 == 0 else 1
     mesh = mesh_of(splits, monkeypatch, replicas, size // replicas, names=("copies", "pieces"))
-    model = layers()
+    model = layers(12)
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh)
-    assert_trains_as_one_process(model, rank, size)
+    assert_trains_as_one_process(model, layers(12), rank, size)
