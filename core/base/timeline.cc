@@ -256,7 +256,10 @@ std::shared_ptr<Timeline> Timeline::open(const std::string& path, int rank, int 
   return std::make_shared<FileTimeline>(file_of_rank(path, rank), rank, size, events_max);
 }
 
-TimelineSwitch::TimelineSwitch(int rank, int size) : rank_(rank), size_(size) { records_ = false; }
+TimelineSwitch::TimelineSwitch(int rank, int size, std::unique_ptr<LiveRanges> profiler)
+    : rank_(rank), size_(size), profiler_(std::move(profiler)) {
+  records_ = false;
+}
 
 void TimelineSwitch::start(const std::string& path) { change_to(open(path, rank_, size_)); }
 

@@ -16,6 +16,8 @@
 #include <string>
 #include <string_view>
 
+#include "horon/core/base/live_ranges.h"
+
 namespace horon::core {
 
 class Timeline {
@@ -38,6 +40,8 @@ class Timeline {
   virtual void flush() = 0;
   // The number of the file that is being written, counted over all files of this timeline.
   virtual uint64_t file_number() const { return 1; }
+  // Of a profiler that is attached, which draws the same bars; null if there is none.
+  virtual LiveRanges* profiler() const { return nullptr; }
 
  protected:
   std::atomic<bool> records_{true};
@@ -46,12 +50,16 @@ class Timeline {
 inline bool records(const std::shared_ptr<Timeline>& timeline) {
   return timeline != nullptr && timeline->records();
 }
+inline LiveRanges* profiler_of(const std::shared_ptr<Timeline>& timeline) {
+  return timeline != nullptr ? timeline->profiler() : nullptr;
+}
 
 // The timeline of a job: records into a file that is chosen, changed and closed while the job runs,
 // and nothing before and after.
 class TimelineSwitch final : public Timeline {
  public:
-  TimelineSwitch(int rank, int size);
+  // `profiler`: may be null.
+  TimelineSwitch(int rank, int size, std::unique_ptr<LiveRanges> profiler = nullptr);
 
   // Ends the file before, if there is one. Any thread. Throws Error(Config) if the new file can't
   // be written; then the one before goes on.
@@ -64,6 +72,7 @@ class TimelineSwitch final : public Timeline {
   void counter(std::string_view name, Clock::time_point at, uint64_t value) override;
   void flush() override;
   uint64_t file_number() const override { return files_.load(std::memory_order_relaxed); }
+  LiveRanges* profiler() const override { return profiler_.get(); }
 
  private:
   std::shared_ptr<Timeline> file() const;
@@ -71,6 +80,7 @@ class TimelineSwitch final : public Timeline {
 
   const int rank_;
   const int size_;
+  const std::unique_ptr<LiveRanges> profiler_;
   mutable std::mutex mutex_;
   std::shared_ptr<Timeline> file_;  // null: nothing is recorded
   std::atomic<uint64_t> files_{0};

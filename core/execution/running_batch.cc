@@ -19,6 +19,8 @@ RunningBatch::RunningBatch(BatchWork work, BatchContext& context)
       spec_owner_(work_.entries.at(0).spec),
       spec_(*spec_owner_) {
   if (records(context_.timeline)) began_ = Timeline::Clock::now();
+  if (LiveRanges* const profiler = profiler_of(context_.timeline))
+    range_ = {profiler, to_string(spec_.kind), title()};
 }
 
 RunningBatch::~RunningBatch() {
@@ -88,6 +90,7 @@ Progress RunningBatch::pass(const Predecessors& earlier) {
       // The stream of the program must wait for it, or its capture does not end.
       if (spec_.captured && has_news()) return Progress::Polling;
       end_copies();
+      range_.end();
       note();
       return Progress::Done;
     case Stage::Finished:
@@ -368,14 +371,18 @@ void RunningBatch::start() {
   flight_ = op_->start(batch_);
 }
 
+std::string RunningBatch::title() const {
+  const std::string& first = work_.entries.front().name;
+  if (work_.entries.size() == 1) return first;
+  return concat(first, " +", work_.entries.size() - 1, " more");
+}
+
 void RunningBatch::note() const {
   // If the timeline was started while the batch was under way, its times are missing.
   const Timeline::Clock::time_point never;
   if (!records(context_.timeline) || began_ == never || started_ == never) return;
   const auto now = Timeline::Clock::now();
-  const std::string& first = work_.entries.front().name;
-  const std::string name =
-      work_.entries.size() == 1 ? first : concat(first, " +", work_.entries.size() - 1, " more");
+  const std::string name = title();
   int64_t elements = 0;
   for (const EntryWork& entry : work_.entries) elements += element_count(*entry.spec);
   const uint64_t bytes = static_cast<uint64_t>(elements) * size_of(spec_.dtype);

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "horon/core/base/narrow_type.h"
@@ -119,6 +120,7 @@ class RunningBatch {
   bool host_may_touch_memory() { return packed_ == nullptr || packed_->happened(); }
   void start();
   void end_unpacking();
+  std::string title() const;
   void note() const;
 
   void cut_in_chunks();
@@ -158,6 +160,7 @@ class RunningBatch {
   std::shared_ptr<Event> done_;  // everything that was enqueued; null: there is nothing
   bool told_ = false;            // tell() has been called
   Timeline::Clock::time_point began_, started_;  // only while a timeline records
+  LiveRange range_;                              // for a profiler
 };
 
 }  // namespace horon::core

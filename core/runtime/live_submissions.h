@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/live_ranges.h"
 #include "horon/core/negotiation/effects.h"
 #include "horon/core/runtime/submission.h"
 
@@ -21,6 +22,7 @@ struct LiveSubmission {
   bool started = false;                            // the executor has its memory
   uint64_t bytes = 0;                              // of its tensors, once it is started
   std::chrono::steady_clock::time_point taken_at;  // only while a timeline records
+  LiveRange negotiation;                           // for a profiler, until it is started
 };
 
 class LiveSubmissions {

@@ -96,6 +96,7 @@ void SetRunner::take(Submission&& submission) {
   request.ticket = live_.add();
   request.name = std::move(submission.name);  // nobody asks the submission for it any more
   LiveSubmission& live = live_.at(request.ticket);
+  live.negotiation = {profiler_of(parts_.timeline), "negotiate", request.name};
   live.submission = std::move(submission);
   if (records(parts_.timeline)) live.taken_at = Clock::now();
   controller_.submit(std::move(request));
@@ -238,6 +239,7 @@ BatchWork SetRunner::work_of(StartBatch& start) {
     out.ticket = *entry.ticket;
     LiveSubmission& live = live_.at(out.ticket);
     live.started = true;
+    live.negotiation.end();
     live.bytes = static_cast<uint64_t>(element_count(*out.spec)) * size_of(out.spec->dtype);
     bytes_started_ += live.bytes;
     live.produced = std::move(entry.produced);

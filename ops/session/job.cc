@@ -19,6 +19,7 @@
 #include "horon/core/transport/make_transport.h"
 #include "horon/core/transport/shared_memory_transport.h"
 #include "horon/ops/builtin.h"
+#include "horon/ops/cuda/nvtx_ranges.h"
 #include "horon/ops/explain_choices.h"
 #include "horon/ops/mpi/mpi_ops.h"
 #include "horon/ops/session/memory_of_hosts.h"
@@ -167,7 +168,7 @@ void Job::start_runtime() {
   const core::Topology& topology = bootstrap_->topology();
   core::Runtime::Parts parts;
   core::run_on_all(*bootstrap_, [&] {
-    timeline_ = std::make_shared<core::TimelineSwitch>(topology.rank, topology.size);
+    timeline_ = std::make_shared<core::TimelineSwitch>(topology.rank, topology.size, nvtx_ranges());
     if (!config_.timeline.empty()) timeline_->start(config_.timeline);
   });
   parts.timeline = timeline_;

@@ -151,6 +151,12 @@ horon_test(session_test
            FILES ops/session/session_test.cc ops/session/absent_ranks_test.cc
                  ops/session/barrier_test.cc
            RANKS 1 3)
+if(HORON_NVTX_INCLUDE_DIR)
+  set_source_files_properties(support/nvtx_profiler.cc PROPERTIES
+                              COMPILE_OPTIONS "-isystem;${HORON_NVTX_INCLUDE_DIR}")
+  horon_test(nvtx_ranges_test FILES ops/cuda/nvtx_ranges_test.cc support/nvtx_profiler.cc
+             RANKS 1 2)
+endif()
 horon_test(session_owner_test FILES ops/session/session_owner_test.cc RANKS 2)
 horon_test(serialized_session_test FILES ops/session/serialized_session_test.cc RANKS 2)
 horon_test(unlike_thread_levels_test FILES ops/session/unlike_thread_levels_test.cc RANKS 3)

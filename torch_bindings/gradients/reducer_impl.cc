@@ -25,12 +25,13 @@ std::string name_or_default(const std::string& name, uint32_t set) {
   return name.empty() ? core::concat("gradients.", number) : name;
 }
 
-bool timeline_records() {
-  const core::Timeline* const timeline = is_initialized() ? ops::runtime().timeline() : nullptr;
-  return timeline != nullptr && timeline->records();
-}
+bool records(const core::Timeline* timeline) { return timeline != nullptr && timeline->records(); }
 
 }  // namespace
+
+core::Timeline* GradientReducer::Impl::timeline() {
+  return is_initialized() ? ops::runtime().timeline() : nullptr;
+}
 
 GradientReducer::Impl::Impl(const NamedTensors& parameters, const GradientReducerOptions& options,
                             std::shared_ptr<const ShardOwners> owners)
@@ -55,7 +56,7 @@ GradientReducer::Impl::Impl(const NamedTensors& parameters, const GradientReduce
 void GradientReducer::Impl::begin_gathering(int64_t task) {
   const PlainMode plain;
   rebuild_if_changed();
-  traces_ = timeline_records();
+  traces_ = records(timeline());
   int64_t to_go = 0;
   for (GradientBucket& bucket : buckets_) to_go += expect(bucket) > 0 ? 1 : 0;
   buckets_to_go_ = to_go;
@@ -180,7 +181,7 @@ void GradientReducer::Impl::arrived_alone(GradientSlot& slot) {
     if (round_) wait_for_round(lock);
     await_end_of(task);
     begin_anew_after_join();
-    if (!open_) traces_ = timeline_records();
+    if (!open_) traces_ = records(timeline());
     task_alone_ = task;
   }
   note_time();

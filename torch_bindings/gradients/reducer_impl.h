@@ -152,6 +152,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   struct OpenRound {
     std::thread::id thread;
     Clock::time_point begin;
+    core::LiveRange range;              // for a profiler
     std::optional<c10::Stream> stream;  // on a GPU: the current one of that thread
     Failures failures;
     Failures of_others;  // reported by other ranks; used if this rank has none of its own
@@ -270,6 +271,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void tune();
   void wait_until_functions_are_gone();
   void hear_of_bytes();
+  static core::Timeline* timeline();  // of the session; null without one
   void restart_tuning();
 
   GradientReducerOptions options_;

@@ -108,6 +108,8 @@ void GradientReducer::Impl::open_round() {
   OpenRound round;
   round.thread = std::this_thread::get_id();
   round.begin = Clock::now();
+  if (const core::Timeline* const trace = timeline(); trace != nullptr)
+    round.range = {trace->profiler(), "synchronize", name_};
   round.given_up = gave_up_;
   round_ = std::move(round);
 }
@@ -316,11 +318,9 @@ void GradientReducer::Impl::clear_round(Clock::time_point begin) {
   const Clock::time_point end = Clock::now();
   statistics_.wait_seconds += std::chrono::duration<double>(end - begin).count();
   ++statistics_.steps;
-  core::Timeline* const timeline =
-      traces_ && is_initialized() ? ops::runtime().timeline() : nullptr;
-  if (timeline != nullptr) {
-    if (open_) timeline->span("training", "backward", first_arrival_, last_arrival_, name_);
-    timeline->span("training", "synchronize", begin, end, name_);
+  if (core::Timeline* const trace = traces_ ? timeline() : nullptr; trace != nullptr) {
+    if (open_) trace->span("training", "backward", first_arrival_, last_arrival_, name_);
+    trace->span("training", "synchronize", begin, end, name_);
   }
   forget_gathering();
   if (round_failed_) weight_.reset();

@@ -143,7 +143,7 @@ TEST_F(JobConstantsTest, OneRankMeasuresNothing) {
 // A peer that stands still: the ranks of all hosts throw the same error, once they have all come.
 // Who knows it says so before that.
 TEST_F(JobConstantsTest, AHostThatDoesNotAnswerIsAnErrorOnAllRanks) {
-  core::InProcessJob job(std::vector{0, 1, 0});
+  core::InProcessJob job(std::vector<int>{0, 1, 0});
   MessageHub hub;
   MessageHub nowhere;
   testing::internal::CaptureStderr();
