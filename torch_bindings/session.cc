@@ -39,7 +39,8 @@ void divide_cores() {
   }
 }
 
-// As where Horon was built with a CUDA that is newer than the driver, or with none.
+// Warns, for instance, where Horon was built with a CUDA that is newer than the driver, or with
+// none.
 void warn_of_unused_gpus(const std::string& why_not) {
   const int count = c10::impl::getDeviceGuardImpl(c10::kCUDA)->deviceCount();
   if (count == 0 || ops::runtime().topology().rank != 0) return;

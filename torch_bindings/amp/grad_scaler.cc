@@ -82,8 +82,8 @@ void refuse_float16(const ::torch::optim::Optimizer& optimizer) {
   }
 }
 
-// The numbers of a tensor as the kernels know them, in its memory. (What stands there for a
-// conjugate is the tensor itself, which is as finite and as far from 0.)
+// The numbers of a tensor as the kernels know them, in its memory. (For a lazy conjugate the memory
+// holds the values before conjugation, which are as finite and as far from 0.)
 at::Tensor real_numbers(const at::Tensor& values) {
   if (!values.is_complex()) return values;
   return at::view_as_real(values.is_conj() ? values.conj() : values);
@@ -111,7 +111,7 @@ std::map<Kind, std::vector<at::Tensor>> gradients_of(::torch::optim::Optimizer& 
 void grow_or_shrink(bool found, const GradScalerOptions& options, float& scale, int64_t& tracker) {
   if (found) {
     scale = static_cast<float>(scale * options.backoff_factor);
-    // Where nothing is finite, whatever the scale, it stays a number to divide by.
+    // Even if no scale gives finite gradients, it stays a number to divide by.
     scale = std::max(scale, std::numeric_limits<float>::min());
     tracker = 0;
     return;
@@ -152,7 +152,7 @@ void GradScaler::unscale(Optimizer& optimizer, torch_detail::ScaledSteps* distri
   if (distributed != nullptr) distributed->synchronize();
   const torch_detail::PlainMode plain;
   const auto gradients = gradients_of(optimizer);
-  // Versions of gradients stay, as where step() divides them.
+  // Versions of gradients stay as they are, as when step() divides them.
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto inverse = static_cast<float>(1 / static_cast<double>(scale_));
   for (const auto& [kind, values] : gradients) {

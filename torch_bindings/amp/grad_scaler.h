@@ -16,14 +16,14 @@
 //
 // bfloat16 has the range of float32 and needs no scaler.
 //
-// The ranks agree without a word: gradients are looked at when they have been reduced, and then
-// they have the same bits on every rank, whatever the reduction and the compression. So all ranks
-// leave the same steps out and have the same scale, if they began with the same. A NaN or an
+// The ranks agree without communication: gradients are checked when they have been reduced, and
+// then they have the same bits on every rank, whatever the reduction and the compression. So all
+// ranks leave the same steps out and have the same scale, if they began with the same. A NaN or an
 // infinity of one rank is in every Sum, Average and Product that it goes into; a rank of weight 0
-// has no gradient that counts; and Min and Max may drop an infinity, on all ranks alike. What one
-// rank's own gradients are, outside a process set or with an AdasumOptimizer, is its own affair:
-// its scale is its own then. A rank that leaves its step of an AdasumOptimizer out moves by what
-// the other ranks do.
+// has no gradient that counts; and Min and Max may drop an infinity, on all ranks alike. Where a
+// rank goes by its own gradients (outside a process set, or with an AdasumOptimizer), it has a
+// scale of its own. A rank that leaves its step of an AdasumOptimizer out moves by the other ranks'
+// steps.
 #pragma once
 
 #include <cstdint>
@@ -64,7 +64,7 @@ struct GradScalerOptions {
 // waits for a GPU once in each step(), as PyTorch's does, to know whether to make it.
 //
 // An optimizer is any of LibTorch's or of the program's, plain or a DistributedOptimizer. The
-// latter's step() divides, looks and clips (clip_grad_norm) in its own pass, the fused one where
+// latter's step() divides, checks and clips (clip_grad_norm) in its own pass, the fused one where
 // there is one; unscale_() takes a pass of its own. A plain optimizer's gradients are to be reduced
 // before unscale_() and step(), as a GradientReducer has when backward() returns. With
 // HORON_CHECK_FINITE, an infinite gradient is an error in backward(): give the optimizer
@@ -84,26 +84,27 @@ class GradScaler {
   // would keep this scale for ever.
   at::Tensor scale(const at::Tensor& loss) const;
 
-  // Divides each .grad by the scale, once, and notes whether one is not finite. Of a
-  // DistributedOptimizer it reduces first what backward() has not (collective). At most once
-  // between update() calls, and before step(); not with float16 parameters, whose gradients it
+  // Divides each .grad by the scale, once, and notes whether one is not finite. With a
+  // DistributedOptimizer it first reduces what backward() has not reduced (collective). At most
+  // once between update() calls, and before step(); not with float16 parameters, whose gradients it
   // would take out of range.
   void unscale_(Optimizer& optimizer);
   void unscale_(DistributedOptimizer<Optimizer>& optimizer);
 
-  // Makes the optimizer's step with gradients divided by the scale, or leaves it out if one is not
-  // finite: false. Once between update() calls. Throws what the optimizer's step() throws.
+  // Makes the optimizer's step with gradients divided by the scale. If one is not finite, leaves
+  // the step out and returns false. Once between update() calls. Throws what the optimizer's step()
+  // throws.
   bool step(Optimizer& optimizer);
   bool step(DistributedOptimizer<Optimizer>& optimizer);
   // The same with AdaScale::step(). Its means are those of gradients without the scale, and a step
-  // that is left out is not in them. For unscale_() there is its optimizer.
+  // that is left out is not in them. For unscale_() give its optimizer.
   bool step(AdaScale& ada_scale);
 
   // Ends a step of all optimizers: the scale shrinks if one has left its step out, and grows after
   // growth_interval steps without that. Throws Error(InvalidArgument) without step() or unscale_()
   // before it.
   void update();
-  // Ends it and sets the scale: above 0. Its growth is counted as before.
+  // Ends a step and sets the scale: above 0. growth_tracker() stays as it is.
   void update(double new_scale);
 
   bool is_enabled() const { return options_.enabled; }
@@ -128,7 +129,8 @@ class GradScaler {
   };
 
   void unscale(Optimizer& optimizer, torch_detail::ScaledSteps* distributed);
-  // `make_step` makes that of `inner`, or has it left out by `distributed`.
+  // Calls `make_step`, which makes the step of `inner`, or leaves the step out, by `distributed` if
+  // it is not null.
   template <class MakeStep>
   bool step_by(const MakeStep& make_step, Optimizer& inner, torch_detail::ScaledSteps* distributed);
   Record& record_for_step(const Optimizer& optimizer);

@@ -37,8 +37,8 @@ constexpr size_t kLabel = 192;  // bytes of the whole comment
   throw Error(ErrorCode::OperationFailed, concat("checkpoint ", path, ": ", why));
 }
 
-// Where an archive is written. A sink keeps its error for the end, because LibTorch's writer can't
-// be left by an exception.
+// Where an archive is written to. A sink keeps its error for the end, because no exception may pass
+// LibTorch's writer.
 class Sink {
  public:
   virtual ~Sink() = default;
@@ -123,8 +123,8 @@ class Text : public Sink {
   std::string text_;
 };
 
-// As torch.save() of Python: torch::pickle_save() would put LibTorch's types around each container,
-// which torch.load(weights_only=True) refuses.
+// Writes as torch.save() of Python: torch::pickle_save() would put LibTorch's types around each
+// container, which torch.load(weights_only=True) refuses.
 void write_archive(Sink& sink, const c10::IValue& content) {
   std::string pickled;
   torch::jit::Pickler pickler([&](const char* data, size_t bytes) { pickled.append(data, bytes); },
@@ -157,7 +157,7 @@ std::string comment_of(const CheckpointLabel& label) {
   return comment + "sha256=";
 }
 
-// At its end.
+// Opens the file at its end.
 std::ifstream open_to_read(const std::string& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) fail_file(path, concat("can't be opened: ", std::strerror(errno)));
@@ -202,7 +202,7 @@ void sync_folder(const std::string& path) {
   const std::string folder = std::filesystem::path(path).parent_path().string();
   const int file = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (file < 0) return;
-  (void)fsync(file);  // some file systems know no such call, and need none
+  (void)fsync(file);  // some file systems lack this call, and need none
   close(file);
 }
 

@@ -1,5 +1,5 @@
-// One checkpoint in one file: a zip archive as torch.save() of Python writes it, behind which
-// stands (as the comment of the archive, so that every reader of zip files passes over it)
+// One checkpoint in one file: a zip archive as torch.save() of Python writes it, followed by this
+// label (in the comment of the archive, so that every reader of zip files skips it)
 //
 //     horon checkpoint 1 number=... step=... metric=... sha256=<64 digits>
 //
@@ -31,11 +31,11 @@ std::string metric_text(const std::optional<double>& metric);
 void write_checkpoint_file(const std::string& path, const CheckpointLabel& label,
                            const c10::IValue& content);
 
-// The end of the file alone. Throws Error(OperationFailed) that names the file: can't be read, is
-// cut off or no checkpoint.
+// Reads the end of the file alone. Throws Error(OperationFailed) that names the file: can't be
+// read, is cut off or no checkpoint.
 CheckpointLabel read_checkpoint_label(const std::string& path);
 
-// All of it, and checks the hash. Throws as above, and if the file is damaged.
+// Reads the whole file and checks the hash. Throws as above, and if the file is damaged.
 c10::IValue read_checkpoint_file(const std::string& path);
 
 // A value as bytes, to be sent; and back.

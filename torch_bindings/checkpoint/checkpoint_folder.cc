@@ -26,7 +26,7 @@ bool is_named(const fs::path& path, const char* ending) {
 std::vector<fs::path> files_named(const std::string& folder, const char* ending) {
   std::vector<fs::path> paths;
   std::error_code error;
-  // One that can't be asked for is not taken for one that is not there: a job would begin anew.
+  // A folder that can't be looked at is not taken for a missing one: the job would begin anew.
   if (!fs::exists(folder, error) && !error) return paths;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     std::error_code gone;
@@ -98,7 +98,7 @@ std::vector<FoundCheckpoint> best_first(std::vector<FoundCheckpoint> found, bool
 
 namespace {
 
-// 0 `last`: all stay.
+// Removes the checkpoints that are not kept. `last` 0: all stay.
 void prune_folder(const std::string& folder, size_t last, size_t best, bool lowest) {
   if (last == 0) return;
   std::vector<FoundCheckpoint> found = list_checkpoints(folder);

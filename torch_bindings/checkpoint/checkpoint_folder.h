@@ -23,20 +23,20 @@ std::string checkpoint_path(const std::string& folder, int64_t step);
 // Makes the folder if it is not there. Throws Error(OperationFailed).
 void prepare_folder(const std::string& folder);
 
-// Takes out files that a job has not finished. For who writes to the folder: another one may be
-// writing where this one only reads.
+// Removes files that a job has not finished. Only for a job that writes to the folder: where this
+// one only reads, another job may be writing.
 void remove_unfinished(const std::string& folder);
 
 // The newest first; those without a readable label before all others. Throws
 // Error(OperationFailed) if the folder can't be listed; one that is not there is empty.
 std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder);
 
-// Those with a metric that is a number, the best first; of equal ones the newest. In front of them
-// those whose label can't be read, which may have been the best.
+// First the checkpoints whose label can't be read, which may have been the best. Then those with a
+// metric that is a number, the best first; of equal ones the newest.
 std::vector<FoundCheckpoint> best_first(std::vector<FoundCheckpoint> found, bool lowest);
 
-// Writes a checkpoint, the newest one by the number of its label, and takes out those that the
-// options don't keep. What has no readable label stays.
+// Writes a checkpoint, the newest one by the number of its label, and removes those that the
+// options don't keep. Files without a readable label stay.
 void add_to_folder(const std::string& folder, CheckpointLabel label, const c10::IValue& content,
                    const CheckpointOptions& options);
 

@@ -85,7 +85,7 @@ class TensorsPart : public CheckpointPart {
     Fingerprint all;
     const NamedTensors tensors = tensors_();
     for (const auto& [key, tensor] : tensors) {
-      check_writable(real_view(tensor), key);  // saved and never loaded would be worse
+      check_writable(real_view(tensor), key);  // else it could be saved, but not loaded
       all.add(concat(key, " ", type_and_shape(tensor, key)));
     }
     return {concat("\"", name, "\""), concat(tensors.size(), " tensors"), all.value()};
@@ -97,7 +97,7 @@ class TensorsPart : public CheckpointPart {
     std::map<const void*, at::Tensor> seen;  // tied tensors stay tied
     UniqueNames names;
     for (const auto& [key, tensor] : tensors_()) {
-      // What is only moved between ranks has no place in the file.
+      // The file does not take dtypes that collectives only move.
       check_tensor(tensor.is_complex() ? real_view(tensor) : tensor, key);
       if (!names.add({key, tensor})) continue;
       at::Tensor& copy = seen[tensor.unsafeGetTensorImpl()];
@@ -147,7 +147,7 @@ class OptimizerPart : public CheckpointPart {
     require_shards_within(set);
     Fingerprint all;
     for (c10::IValue parameter : parameters()) all.add(parameter.toStringRef());
-    // Each process set may train a model of its own, of which the writer has only one.
+    // Process sets may train a model each, of which the writer has only its own.
     const std::vector<int> ranks = ranks_of_steps(optimizer_);
     const std::string of_ranks = ranks.empty() ? "" : concat(" of ", core::name_ranks(ranks));
     return {concat("\"", name, "\""), type() + of_ranks, all.value()};
@@ -317,7 +317,7 @@ c10::impl::GenericList list_in(const c10::IValue& dictionary, const std::string&
 
 c10::IValue plain_copy(const std::string& name, const c10::IValue& value) {
   const PlainMode mode;
-  plain(name, name);  // which is a text in the file as well
+  plain(name, name);  // the name is a text in the file as well
   return plain(name, value);
 }
 

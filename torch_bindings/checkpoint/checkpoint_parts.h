@@ -28,7 +28,7 @@ class OutputArchive;
 namespace horon::torch_detail {
 
 c10::impl::GenericDict text_dictionary();
-// The value of a dictionary. Throws Error(InvalidArgument) if it has none of this name.
+// The value of this name in a dictionary. Throws Error(InvalidArgument) if it has none.
 c10::IValue value_in(const c10::IValue& dictionary, const std::string& name);
 c10::impl::GenericList list_in(const c10::IValue& dictionary, const std::string& name);
 // Bytes as a uint8 tensor, and back.
@@ -40,7 +40,8 @@ std::string tensor_bytes(const at::Tensor& tensor);
 // LibTorch. Throws Error(InvalidArgument), with the value's name, for what Python could not read.
 c10::IValue plain_copy(const std::string& name, const c10::IValue& value);
 
-// Loads what is not null from an archive; its tensors stay on their devices. False: both are null.
+// Loads the optimizer or the module, whichever is not null, from an archive; its tensors stay on
+// their devices. Returns false if both are null.
 bool load_there(torch::optim::Optimizer* optimizer, torch::nn::Module* module,
                 const std::string& bytes);
 
@@ -52,7 +53,7 @@ torch::serialize::InputArchive archive_from(const std::string& bytes);
 // The rank of the set that reads and writes: the lowest.
 int writer_of(const ProcessSet& set);
 
-// "The writer" is that of the process set of the Checkpoints.
+// One of these things. "The writer" is writer_of() the process set of the Checkpoints.
 class CheckpointPart {
  public:
   virtual ~CheckpointPart() = default;
@@ -68,18 +69,18 @@ class CheckpointPart {
   virtual void load(const c10::IValue& saved) = 0;
   // Gives all ranks of the set what the writer has loaded. Collective.
   virtual void spread(const std::string& name, const ProcessSet& set) = 0;
-  // Tensors that each rank changes by itself (running means): the others may differ from the
+  // Tensors that each rank changes by itself (running means): other ranks' may differ from the
   // writer's.
   virtual NamedTensors own_tensors() const { return {}; }
   // When it is loaded. Archives come before the bulk, since they may refuse what they are given,
-  // and behind the optimizers, since a schedule has the last word on a learning rate.
+  // and after the optimizers, since a schedule has the last word on a learning rate.
   enum class Turn : uint8_t { Optimizer, Archive, Bulk };
   virtual Turn turn() const { return Turn::Bulk; }
 };
 
 using NamedParts = std::vector<std::pair<std::string, std::unique_ptr<CheckpointPart>>>;
 
-// A copy on the host, row by row, with a storage of its own.
+// A row-major copy on the host, with a storage of its own.
 at::Tensor host_copy(const at::Tensor& tensor);
 
 // Called for each checkpoint; `own`: those of `tensors` that may differ from rank to rank.

@@ -96,8 +96,8 @@ class Checkpoints::Impl {
     together("Checkpoints::wait", [&] { finish(); });
   }
 
-  // `find`: candidates, the best first; called on the writer. The rest is for people, where there
-  // are candidates and none can be read.
+  // `find`: candidates, the best first; called on the writer. `sought` and `advice` are for the
+  // error text, if there are candidates and none can be read.
   std::optional<LoadedCheckpoint> load(const std::function<std::vector<FoundCheckpoint>()>& find,
                                        std::string_view sought = "checkpoint",
                                        std::string_view advice = ". Move them away to begin anew") {
@@ -148,7 +148,7 @@ class Checkpoints::Impl {
     return agreed.empty() ? std::nullopt : std::optional<std::string>(std::move(agreed));
   }
 
-  // Of this call: the writer alone reads it.
+  // Compares the path of this call, which the writer alone reads.
   void require_same_path(const char* call, const std::string& path) const {
     torch_detail::require_same_path(call, path,
                                     "Give all ranks the same; process sets that train models of "
@@ -189,7 +189,8 @@ class Checkpoints::Impl {
     return facts;
   }
 
-  // The ranks hold the same things and mean the same checkpoint, and `refusal` is empty on all.
+  // Throws unless the ranks hold the same things and mean the same checkpoint, and `refusal` is
+  // empty on all.
   void agree(const char* call, int64_t step, const std::optional<double>& metric,
              const std::function<std::string()>& refusal) const {
     std::vector<Fact> facts;
@@ -203,7 +204,7 @@ class Checkpoints::Impl {
     torch_detail::require_agreement(call, facts, error, set());
   }
 
-  // Each of them, as some ranks may have no part in one that fails.
+  // Gathers all parts, even if one fails: some ranks may have nothing to do with that one.
   void gather_parts() const {
     torch_detail::Failures failures;
     for (const auto& entry : parts_) failures.run([&] { entry.second->gather(); });
@@ -232,14 +233,15 @@ class Checkpoints::Impl {
     });
   }
 
-  // The file that is being written; does nothing on other ranks than the writer. Within together().
+  // Waits for the file that is being written; does nothing on ranks other than the writer. Within
+  // together().
   void finish() {
     if (writer_.joinable()) writer_.join();
     if (failure_) throw *failure_;
   }
 
-  // All ranks have been told of a file's error when they get it from here. Where a rank is gone
-  // they get another one, and it stays for the next call or the log.
+  // When all ranks get a file's error from here, it has been told. If they get another error (a
+  // rank is gone), the file's error stays for the next call or the log.
   template <class Work>
   std::invoke_result_t<Work> together(const char* name, const Work& work) {
     try {

@@ -14,10 +14,10 @@
 // One file for each checkpoint, written by rank 0, to a folder that it alone must see; all ranks
 // name the same one. What is alike on all ranks comes from rank 0, and load() gives it to all; what
 // each rank has of its own (random numbers, add_of_rank()) is gathered and given back to each.
-// Where process sets train a model each, each has Checkpoints with its process_set and a folder of
-// its own: then "all ranks" are those of the set, and "rank 0" is the lowest of them. Training that
-// goes on from a checkpoint makes the same steps, bit for bit, as if it had never stopped (on the
-// CPU, on as many ranks). Save between steps: gradients are no part of it.
+// Where each process set trains a model of its own, each set has Checkpoints with its process_set
+// and a folder of its own: then "all ranks" are those of the set, and "rank 0" is the lowest of
+// them. Training that goes on from a checkpoint makes the same steps, bit for bit, as if it had
+// never stopped (on the CPU, on as many ranks). Save between steps: gradients are no part of it.
 //
 // The file: see checkpoint_file.h and the bindings' README.md. Python reads it:
 // torch.load(file, weights_only=True)["model"] is a state_dict.
@@ -89,22 +89,23 @@ struct LoadedCheckpoint {
 
 class Checkpoints {
  public:
-  // Rank 0 makes the folder; the first save() takes out of it what a job has left that was killed
-  // while it wrote. Throws Error(OperationFailed), and Error(Mismatch) if the ranks name different
-  // folders. This and all that follows but add() needs rank 0: once it has joined, the others throw
-  // Error(RankLeft). save() needs every rank.
+  // Rank 0 makes the folder; the first save() removes what a job that was killed while writing has
+  // left there. Throws Error(OperationFailed), and Error(Mismatch) if the ranks name different
+  // folders. The constructor and all calls but add() need rank 0: once it has joined, the others
+  // throw Error(RankLeft). save() needs every rank.
   explicit Checkpoints(std::string folder, const CheckpointOptions& options = {});
   // Waits for the file that is being written; an error of it goes to the log.
   ~Checkpoints();
   Checkpoints(const Checkpoints&) = delete;
   Checkpoints& operator=(const Checkpoints&) = delete;
 
-  // What checkpoints hold, under a name, the same on all ranks and in each job. It stays the
-  // program's and outlives this object. Throws Error(InvalidArgument) for a name that is taken.
+  // Adds a thing that checkpoints hold, under a name, the same on all ranks and in each job. The
+  // thing stays the program's and outlives this object. Throws Error(InvalidArgument) for a name
+  // that is taken.
   //
   // A model: its parameters and buffers, as a state_dict of Python names them. Buffers that differ
-  // from rank 0's (running means of each rank's batches) are kept for each rank, and given back on
-  // as many ranks; on others all get rank 0's.
+  // from rank 0's (running means of each rank's batches) are kept for each rank, and given back in
+  // a job of as many ranks; in others all ranks get rank 0's.
   Checkpoints& add(const std::string& name, const torch::nn::Module& module);
   // Tensors by name.
   Checkpoints& add(const std::string& name, const NamedTensors& tensors);
@@ -135,12 +136,13 @@ class Checkpoints {
 
   // Copies everything, and lets a thread write it while training goes on. If the last file is still
   // being written, it waits for that first. Throws Error(OperationFailed) if the last file could
-  // not be written; then this one is not, and save() may be called again. Throws Error(Mismatch) if
-  // the ranks differ about step or metric or hold different things, and Error(InvalidArgument) for
-  // a value that Python could not read (a text that is not UTF-8: bytes are a tensor) and for a
-  // tensor that load() could not write (an expanded one).
+  // not be written; then this one is not written, and save() may be called again. Throws
+  // Error(Mismatch) if the ranks differ about step or metric or hold different things, and
+  // Error(InvalidArgument) for a value that Python could not read (a text that is not UTF-8: bytes
+  // are a tensor) and for a tensor that load() could not write (an expanded one).
   void save(int64_t step, const CheckpointValues& values = {});
-  // Until the last file is on the disk. Throws Error(OperationFailed) if it could not be written.
+  // Waits until the last file is on the disk. Throws Error(OperationFailed) if it could not be
+  // written.
   void wait();
 
   // Loads the newest checkpoint of the folder, or the one with the best metric: nothing if there is
@@ -158,7 +160,7 @@ class Checkpoints {
   // alone must see the file.
   LoadedCheckpoint load(const std::string& path);
 
-  // Paths, as far as the ends of the files tell; nothing if there is none.
+  // Their paths, judged by the ends of the files alone; nothing if there is none.
   std::optional<std::string> latest();
   std::optional<std::string> best();
 

@@ -11,7 +11,7 @@ namespace {
 
 using core::concat;
 
-// The program's values, and what at least one rank had of its own.
+// Whether it has the program's values, and what at least one rank had of its own.
 bool is_ours(const c10::IValue& value) {
   if (!value.isGenericDict()) return false;
   const c10::impl::GenericDict content = value.toGenericDict();

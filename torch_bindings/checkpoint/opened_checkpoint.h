@@ -28,18 +28,18 @@ struct OpenedCheckpoint {
   c10::IValue content;
 };
 
-// The first of these that can be read; what is wrong with those before it goes to the log. Throws
-// Error(OperationFailed) if none can be read, that says what was sought ("checkpoint"), names all
-// and ends with `advice`. Nothing if there are none.
+// Opens the first of these that can be read; what is wrong with those before it goes to the log. If
+// none can be read, throws Error(OperationFailed) that says what was sought ("checkpoint"), names
+// all and ends with `advice`. Returns nothing if there are no candidates.
 std::optional<OpenedCheckpoint> open_first(const std::vector<FoundCheckpoint>& candidates,
                                            std::string_view sought, std::string_view advice);
 
-// What a file of so many ranks holds, but kRanks. On the writer.
+// The content of a file of so many ranks, without kRanks. On the writer.
 c10::impl::GenericDict content_of(const NamedParts& parts,
                                   const std::map<std::string, c10::IValue>& values, int ranks);
 
 // What every rank must know of it: path, step, metric, the program's own values, and the number of
-// ranks that have saved it. A dictionary, as bytes; an empty one of nothing.
+// ranks that have saved it. A dictionary, as bytes; an empty one if nothing was opened.
 std::string header_of(const std::optional<OpenedCheckpoint>& opened);
 LoadedCheckpoint loaded_from(const c10::IValue& header);  // not an empty one
 

@@ -39,7 +39,7 @@ void begin_random_numbers_anew(const SavedOfRanks& saved, const ProcessSet& set)
                          writer_of(set)));
 }
 
-// What other ranks than the one that saved it can use.
+// The part of a rank's state that other ranks can use, too.
 c10::IValue things_in(const c10::IValue& state, bool with_random) {
   c10::impl::GenericDict things = text_dictionary();
   for (const auto& entry : state.toGenericDict()) {

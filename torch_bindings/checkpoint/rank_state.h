@@ -14,16 +14,15 @@ namespace horon::torch_detail {
 
 // 64 bits for each own tensor of the parts, one after the other.
 std::string buffer_fingerprints(const NamedParts& parts);
-// Copies of the own tensors whose fingerprint is another one than on the writer: part to name to
-// tensor.
+// Copies of the own tensors whose fingerprint differs from the writer's: part to name to tensor.
 c10::IValue differing_buffers(const NamedParts& parts, const std::string& fingerprints_of_root);
 
 // What the ranks that saved a checkpoint had of their own, as far as this rank needs it.
 struct SavedOfRanks {
   int ranks = 0;            // that saved it
   bool same_ranks = false;  // as many as load it
-  // On as many ranks what this rank has saved; on another number the things of all of them, in
-  // their order, with the random numbers of the first.
+  // With same_ranks: what this rank has saved. Else: the things of all ranks, in their order, with
+  // the random numbers of the first.
   std::vector<c10::IValue> states;
 };
 
@@ -34,7 +33,7 @@ SavedOfRanks share_states(const c10::impl::GenericList& of_ranks, int ranks,
 
 // Random numbers and buffers. On another number of ranks all keep the writer's buffers, and random
 // numbers begin anew, with a seed made of what the first rank saved and the rank's place in the
-// set, of which the writer warns.
+// set; the writer warns of that.
 void load_rank_state(const NamedParts& parts, const SavedOfRanks& saved, const ProcessSet& set);
 
 }  // namespace horon::torch_detail

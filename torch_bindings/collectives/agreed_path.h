@@ -9,8 +9,9 @@
 
 namespace horon::torch_detail {
 
-// A path as a rank gives it: as it is written, and from the root on, since ranks may have different
-// working directories. It is the same if one of the two is: "run", "./run/" and "/home/me/run".
+// A path as a rank gives it: as written, and as an absolute path, since ranks may have different
+// working directories. Two paths are the same if either form is: "run", "./run/" and
+// "/home/me/run".
 struct GivenPath {
   std::string written;
   std::string absolute;
@@ -31,8 +32,8 @@ void add_giver(std::vector<Givers>& givers, GivenPath path, int rank);
 std::string text_of(const std::vector<Givers>& givers);
 
 // Returns if all ranks give the same path. Else throws Error(Mismatch) with one text on all ranks:
-// which paths, and of which ranks. Without it what the others mean to write would be lost in
-// silence. `cure` ends the text. One small collective.
+// which paths, and of which ranks. Without this check, what the other ranks mean to write would be
+// lost in silence. `cure` (what to do about it) ends the text. One small collective.
 void require_same_path(const std::string& call, const std::string& path, std::string_view cure,
                        const ProcessSet& set);
 

@@ -14,14 +14,14 @@
 //   alltoall        alltoall, each row back to where it came from
 //   gather          scatter; scatter: gather
 //
-// What is differentiated is the sum of the losses of all ranks, by what this rank put in. A loss
-// that is the mean over all ranks is divided by their number, on each rank.
+// A gradient is the derivative of the sum of all ranks' losses with respect to this rank's input.
+// If the loss is to be the mean over all ranks, divide it by their number, on each rank.
 //
 // Backward is collective too:
 //  - Every rank of the process set must get there: its loss must depend on the result, if only by
 //    `+ 0 * y.sum()`. Where the gradient that comes back is undefined, zeros take part. Results of
 //    floating and complex types therefore require grad on every rank whenever gradients are
-//    recorded, whether the tensor that was given does or not.
+//    recorded, even if the given tensor does not.
 //  - Backward adds up what comes from the ranks' losses as they are. A reducer's set_weight() comes
 //    later and can't weight them: multiply the losses instead.
 //  - Each call waits, in forward and in backward. So all ranks make the calls of one thread in the

@@ -13,7 +13,7 @@
 
 namespace horon::torch_detail {
 
-// What ranks compare of tensors that travel by their place in a list.
+// The fact that ranks compare about a tensor which they know by its place in a list.
 Fact fact_in_place(const char* what, const std::string& name, const at::Tensor& tensor,
                    size_t place);
 
@@ -25,8 +25,8 @@ class AverageInGroups {
   // complex64; other dtypes travel as they are.
   AverageInGroups(const std::string& name, const std::vector<at::Tensor>& tensors,
                   const ProcessSet& set, Compression compression = Compression::None);
-  // For all, also when one fails: none is in flight when the first Error is thrown, which may be
-  // one of the constructor's.
+  // Waits for all, also when one fails: none is in flight when the first Error is thrown, which may
+  // be one of the constructor's.
   void wait();
 
  private:

@@ -24,11 +24,11 @@ std::string broadcast_bytes(const std::string& bytes, const ObjectOptions& optio
 // The bytes of each rank of the set, in the order of ranks.
 std::vector<std::string> allgather_bytes(const std::string& bytes,
                                          const ObjectOptions& options = {});
-// The same on the root; nothing elsewhere.
+// As allgather_bytes() on the root; other ranks get an empty vector.
 std::vector<std::string> gather_bytes(const std::string& bytes, const ObjectOptions& options = {});
-// The other way round: of the root's parts, one for each rank of the set in the order of ranks,
-// that of this rank; the argument of the others is ignored. Throws Error(InvalidArgument) on all
-// ranks if there is another number of them.
+// Returns this rank's part. The root gives one for each rank of the set, in the order of ranks;
+// other ranks' arguments are ignored. Throws Error(InvalidArgument) on all ranks if the number of
+// parts is another.
 std::string scatter_bytes(const std::vector<std::string>& parts, const ObjectOptions& options = {});
 
 }  // namespace horon

@@ -46,7 +46,7 @@ std::string given_or(const std::string& given, std::string_view kind, const Coun
 
 std::string given_or_counted(const std::string& given, std::string_view kind, uint32_t set) {
   std::string name = given_or(given, kind, [&] { return ops::call_counts().next(kind, set); });
-  // The numbers begin again: what the call does under its name must not meet that of an older one.
+  // The numbers repeat: this call must not meet an older call under the same name.
   if (given.empty() && names_in_flight().has_counted())
     names_in_flight().wait_until_free(set, name);
   return name;

@@ -47,8 +47,8 @@ class NameTurn {
 };
 
 // The name of a call that returns when it has ended: as given_or_counted(), but with few numbers,
-// since a thread makes one such call at a time. While this lives a counted name is the call's
-// alone: that of another thread which gets the same one waits in here.
+// since a thread makes one such call at a time. While this lives, a counted name is the call's
+// alone: a call of another thread that gets the same name waits in the constructor.
 class BlockingCallName {
  public:
   BlockingCallName(const std::string& given, std::string_view kind, uint32_t set);

@@ -9,8 +9,8 @@
 // handle, so allreduce_(p.grad()) works. grouped_collectives.h has all forms for several tensors at
 // once, autograd.h those with derivatives.
 //
-// Of calls of one kind without a name up to 1,024 are under way at a time on a set: one more
-// begins, and returns if it is asynchronous, when the oldest has ended.
+// At most 1,024 unnamed calls of one kind are in flight on a process set at a time. A further call,
+// also an asynchronous one, blocks until the oldest has ended.
 //
 // The options of every call begin alike: name, op or root, process_set. What is particular to a
 // call comes after them. GradientReducerOptions and ObjectOptions keep to this order as well.
@@ -32,13 +32,13 @@
 // On a GPU nothing waits for the device. The collective comes after what the current stream of the
 // calling thread has been given; wait() returns when the collective has been enqueued, and what the
 // current stream of that thread is given from then on comes after it. poll() says whether it has
-// been enqueued. What NCCL does not have (README.md, GPUs) the host makes on copies: then wait()
-// returns when it has, still without waiting for the copy back.
+// been enqueued. Collectives that NCCL lacks (README.md, GPUs) run on the host, on copies: wait()
+// then returns when the host is done, and does not wait for the copy back.
 //
-// Errors: InvalidArgument (this call: undefined, sparse, wrong device or dtype, root or splits that
-// can't be, no member of the set), NotInitialized, DuplicateName (an asynchronous call of the name
-// is in flight on this rank) from the call; Mismatch, RankLeft, Stall, PeerDead, OperationFailed
-// from wait().
+// Errors from the call: InvalidArgument (the tensor is undefined, sparse, of a wrong device or
+// dtype; the root or the splits are impossible; this rank is not in the set), NotInitialized,
+// DuplicateName (an asynchronous call of the name is in flight on this rank). Errors from wait():
+// Mismatch, RankLeft, Stall, PeerDead, OperationFailed.
 #pragma once
 
 #include <chrono>
@@ -58,13 +58,14 @@ namespace torch_detail {
 class PendingCollective;
 }
 
-// Which collectives have ended, in the order in which they did; see Handle::notify(). A thread of
-// the program's own takes the tokens out: no code of the program runs on the thread of the runtime.
+// The tokens of collectives that have ended, in that order; see Handle::notify(). A thread of the
+// program takes them out: none of the program's code runs on the runtime's thread.
 using CompletionQueue = core::CompletionQueue;
 
 // A collective under way. Copies refer to the same one. A handle may be dropped without wait(): the
-// collective goes on, but nothing tells of its failure, and what wait() writes stays as it was: an
-// in-place tensor that is not contiguous, the output of a reducescatter with compression.
+// collective goes on, but its failure is not reported, and results that wait() itself would write
+// are not written: an in-place tensor that is not contiguous, the output of a reducescatter with
+// compression.
 class Handle {
  public:
   Handle() = default;
@@ -72,12 +73,13 @@ class Handle {
 
   // Has it ended (well or badly)? Never blocks.
   bool poll() const;
-  // Puts the token into the queue once it has ended, as poll() says: at once, if it has.
+  // Puts the token into the queue once poll() is true: at once, if it already is.
   void notify(const std::shared_ptr<CompletionQueue>& queue, uint64_t token) const;
-  // Blocks until it has ended; the result, the same tensor each time. Throws its error, each time.
+  // Blocks until it has ended. Returns the result, the same tensor each time, or throws its error,
+  // each time.
   at::Tensor wait() const;
-  // As wait(), but throws Error(Timeout) when the time is over. The collective goes on, and may be
-  // waited for again.
+  // As wait(), but throws Error(Timeout) when the time is over. The collective then goes on, and
+  // wait() may be called again.
   at::Tensor wait(std::chrono::nanoseconds timeout) const;
   // Allgather, gather, alltoall, scatter: the rows of the result that came from each rank of the
   // set. Waits.
@@ -94,7 +96,7 @@ class GroupHandle {
   explicit GroupHandle(std::shared_ptr<torch_detail::PendingCollective> pending);
 
   bool poll() const;
-  // Puts the token into the queue once it has ended, as poll() says: at once, if it has.
+  // Puts the token into the queue once poll() is true: at once, if it already is.
   void notify(const std::shared_ptr<CompletionQueue>& queue, uint64_t token) const;
   // The results, in the order of the call.
   std::vector<at::Tensor> wait() const;
@@ -111,16 +113,16 @@ struct AllreduceOptions {
   // Average of integers: the sum divided by the number of ranks, rounded toward zero. No Average of
   // bool. Sum and Max of bool are "or", Product and Min are "and". BitAnd, BitOr and BitXor:
   // integers and bool. 16-bit floating types are summed in float32 and rounded once. Complex: Sum
-  // and Average. Adasum: floating types; 16-bit ones are rounded after each two ranks; see
-  // ops/adasum/adasum_kernels.h.
+  // and Average. Adasum: floating types; 16-bit ones are rounded each time two ranks are combined;
+  // see ops/adasum/adasum_kernels.h.
   ReduceOp op = ReduceOp::Average;
   ProcessSet process_set = {};
   // result = postscale * op(prescale * x); floating types only.
   double prescale = 1.0;
   double postscale = 1.0;
-  // float32 only. Float16, BFloat16: what travels is rounded on the way in and on the way out, sums
-  // are made in float32 (Adasum's in the 16 bits). Int8: Sum and Average of more than 4 KiB, and
-  // only between hosts.
+  // float32 only. Float16, BFloat16: what is sent, and the result, are rounded to 16 bits, sums are
+  // made in float32 (Adasum's in the 16 bits). Int8: Sum and Average of more than 4 KiB, and only
+  // between hosts.
   Compression compression = Compression::None;
 };
 
@@ -143,9 +145,9 @@ Handle broadcast_async_(const at::Tensor& tensor, const BroadcastOptions& option
 struct AllgatherOptions {
   std::string name = {};  // empty: "allgather.noname.N"
   ProcessSet process_set = {};
-  // Where the result goes; undefined: to a new tensor. Row-major, of the shape of the result, which
-  // the call then gives back. It may share memory with the input, which is copied first. Not all
-  // ranks need to give one; where the rows do not fit, the call fails on that rank alone.
+  // Where the result goes; undefined: a new tensor. Row-major, of the shape of the result; the call
+  // returns it. It may share memory with the input, which is copied first. Not all ranks need to
+  // give one; where the rows do not fit, the call fails on that rank alone.
   at::Tensor output = {};
 };
 
@@ -182,8 +184,8 @@ struct ReduceOptions {
   double postscale = 1.0;
 };
 
-// As allreduce on the root; the others get no elements: [0]. In place: the tensors of the others
-// stay as they were and are given back, and the root's is written by wait().
+// As allreduce on the root; other ranks get an empty tensor: [0]. In place: other ranks' tensors
+// stay unchanged and are returned, and wait() writes the root's.
 at::Tensor reduce(const at::Tensor& tensor, const ReduceOptions& options = {});
 at::Tensor reduce_(const at::Tensor& tensor, const ReduceOptions& options = {});
 Handle reduce_async(const at::Tensor& tensor, const ReduceOptions& options = {});
@@ -203,8 +205,8 @@ struct AlltoallResult {
   std::vector<int64_t> received_splits;  // rows from each rank of the set
 };
 
-// Rows for every rank, cut from the tensor in the order of ranks; gives what all ranks cut for this
-// one, in the order of ranks.
+// Cuts the tensor into rows for every rank, in the order of ranks. Returns the rows that all ranks
+// cut for this one, in the order of ranks.
 AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options = {});
 Handle alltoall_async(const at::Tensor& tensor, const AlltoallOptions& options = {});
 
@@ -228,8 +230,8 @@ struct ScatterOptions {
   at::Tensor output = {};  // as for allgather
 };
 
-// This rank's rows of the root's tensor. On the others the tensor says dtype and row shape; its
-// rows are not read, and may be none: [0, d1, ...].
+// This rank's rows of the root's tensor. On other ranks the tensor gives dtype and row shape only:
+// its rows are not read, and there may be none: [0, d1, ...].
 at::Tensor scatter(const at::Tensor& tensor, const ScatterOptions& options = {});
 Handle scatter_async(const at::Tensor& tensor, const ScatterOptions& options = {});
 

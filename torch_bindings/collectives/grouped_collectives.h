@@ -3,8 +3,8 @@
 // tensors travel together.
 //
 // The tensors of a group have one dtype, and lie in the same order on all ranks; their number and
-// shapes are compared. `output` is refused. No two tensors of a group in place share memory: how
-// often it would be reduced is not said. For everything else see collectives.h.
+// shapes are compared. `output` is refused. In place, no two tensors of a group may share memory:
+// it is undefined how often that memory is reduced. For everything else see collectives.h.
 #pragma once
 
 #include <vector>

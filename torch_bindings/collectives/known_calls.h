@@ -30,7 +30,7 @@ class KnownCalls {
   // May throw for want of memory, and then nothing has changed.
   void note(uint32_t set, const std::string& name, std::shared_ptr<const KnownCall> call);
 
-  // Tensors of all calls that are kept; behind that all are forgotten.
+  // At most so many tensors in all calls that are kept; beyond that all calls are forgotten.
   static constexpr size_t kPartsMax = 16384;
 
  private:

@@ -28,10 +28,10 @@ class MessageNumbers {
   // `begins`: what names begin with.
   explicit MessageNumbers(std::string begins) : begins_(std::move(begins)) {}
 
-  // What tells that a message is under way.
+  // How to tell whether a message is in flight.
   struct UnderWay {
-    bool beginning = false;          // its call has not come so far
-    std::weak_ptr<void> until_gone;  // it is until this is gone
+    bool beginning = false;          // its call has not submitted it yet
+    std::weak_ptr<void> until_gone;  // in flight until this is gone
     std::weak_ptr<core::HandleState> handle = {};
     bool holds() const;
   };
@@ -39,18 +39,18 @@ class MessageNumbers {
     std::string name;
     UnderWay* under_way = nullptr;  // for note()
   };
-  // The next message, which is beginning until note() has told what it is. Throws Error(Limit) if
-  // too many of the tag are under way, and then this is no message.
+  // Takes the number of the next message, which is `beginning` until note(). Throws Error(Limit) if
+  // too many of the tag are in flight; then no message has been counted.
   Taken take(const Message& message);
   void note(const Taken& taken, UnderWay under_way);
 
   // The name of the next message and its number, counted from 0. Throws as take().
   std::pair<std::string, uint64_t> next(const Message& message);
-  // Takes it, if that is still the next one.
+  // Takes `number`, if it is still the next one.
   bool take(const Message& message, uint64_t number,
             const std::shared_ptr<core::HandleState>& handle);
 
-  // So many may be under way from one rank to another with one tag; then the names come again.
+  // So many messages of one tag may be in flight from one rank to another; then the names repeat.
   static constexpr size_t kNumbers = 1024;
 
  private:

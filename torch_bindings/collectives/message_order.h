@@ -26,7 +26,7 @@ struct FromAny {
 // of the program; threads that use one tag get numbers in the order of their calls.
 class MessageOrder {
  public:
-  enum class Compares : bool { Shapes, Elements };  // Elements: as many of them are enough
+  enum class Compares : bool { Shapes, Elements };  // Elements: only their number
   // `begins`: what names begin with, so that messages of one object don't meet those of another.
   explicit MessageOrder(std::string begins, Compares compares = Compares::Shapes)
       : begins_(std::move(begins)),
@@ -35,12 +35,12 @@ class MessageOrder {
 
   // Sends the tensor, or receives into it. start() waits for nobody, since two ranks may both send
   // before they receive; run() returns when the message has ended. Throw Error(Limit) if too many
-  // of the tag are under way, and then this is no message. What else is wrong with the call is the
+  // of the tag are in flight; then no message has been counted. Any other fault of the call is the
   // other rank's error too.
   std::shared_ptr<PendingCollective> start(const Message& message, const at::Tensor& tensor);
   std::shared_ptr<PendingCollective> run(const Message& message, const at::Tensor& tensor);
-  // Receives into it what comes from one of these ranks; what `message` says of that counts for
-  // nothing. A call that is wrong is no message.
+  // Receives into the tensor what comes from one of these ranks; `message.from` is ignored. A wrong
+  // call counts no message.
   FromAny start_from_any(const std::vector<int>& sources, const Message& message,
                          const at::Tensor& tensor);
 

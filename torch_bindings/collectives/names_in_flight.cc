@@ -33,8 +33,8 @@ void wait_for(const NamedCall& call) {
 std::shared_ptr<NamedCall> NamesInFlight::try_take(uint32_t set, const std::string& name,
                                                    const std::shared_ptr<NamedCall>& call) {
   std::string key = concat(set, " ", name);
-  // Calls that were looked at. If everybody else lets go of one meanwhile, it ends here, and not
-  // under the lock: memory of the program goes with it, which may call back.
+  // Calls that were looked at. If everybody else lets go of one meanwhile, it is destroyed here and
+  // not under the lock: that frees memory of the program, which may call back.
   std::vector<std::shared_ptr<NamedCall>> seen;
   const auto look_at = [&](const std::weak_ptr<NamedCall>& known) {
     std::shared_ptr<NamedCall> locked = known.lock();

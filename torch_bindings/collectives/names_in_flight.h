@@ -1,6 +1,6 @@
 // The names that the program has given to asynchronous calls which have not ended, so that the next
-// call learns at once that its name is taken. The negotiation finds that out as well, but can tell
-// only who waits for the second call.
+// call learns at once that its name is taken. The negotiation finds that out as well, but can
+// report it only to whoever waits for the second call.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 
 namespace horon::torch_detail {
 
-// A call, as long as somebody needs it. Its handle is there once it has been submitted.
+// A call, as long as somebody needs it. `handle` is null until it has been submitted.
 struct NamedCall {
   std::atomic<const core::HandleState*> handle{nullptr};
 };
@@ -23,19 +23,18 @@ struct NamedCall {
 // Any thread.
 class NamesInFlight {
  public:
-  // Before the call is submitted: what stands between submit() and wait() delays the ranks. The
-  // name is free again when the handle has finished or the call is gone. Throws
-  // Error(DuplicateName).
+  // Call it before submitting: work between submit() and wait() would delay the ranks. The name is
+  // free again when the handle has finished or the call is gone. Throws Error(DuplicateName).
   void take(uint32_t set, const std::string& name, const std::shared_ptr<NamedCall>& call);
   // The same for names that Horon has counted, which come again: waits until the name is free.
   void take_in_turn(uint32_t set, const std::string& name, const std::shared_ptr<NamedCall>& call);
-  // For whoever does something else under such a name: a call that blocks, a refusal.
+  // For other uses of such a name: by a call that blocks, by a refusal.
   void wait_until_free(uint32_t set, const std::string& name);
-  // Some call has had a counted name, so that it may be in flight still.
+  // Whether any call has had a counted name: it may be in flight still.
   bool has_counted() const { return has_counted_.load(std::memory_order_relaxed); }
 
  private:
-  // The call that has the name; null: the name has been free, and is taken.
+  // Returns the call that has the name; null: the name was free, and `call` has it now.
   std::shared_ptr<NamedCall> try_take(uint32_t set, const std::string& name,
                                       const std::shared_ptr<NamedCall>& call);
 

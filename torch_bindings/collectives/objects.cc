@@ -55,7 +55,7 @@ size_t begin_of_content(const std::string& bytes) {
   return end + 1;
 }
 
-// On the host, and without neighbours: a view brings the whole storage with it into an archive.
+// On the host, and in a storage of its own: a view would bring its whole storage into an archive.
 at::Tensor as_it_travels(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
   const bool alone =
@@ -174,7 +174,7 @@ void read_module(::torch::nn::Module& module, const std::string& bytes) {
   archive.load_from(bytes.data(), bytes.size(),
                     devices.empty() ? c10::Device(c10::kCPU) : devices.front());
   module.load(archive);
-  // Those that are not where the first one is.
+  // Brings tensors back that were not on the device of the first one.
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i].device() != devices[i]) tensors[i].set_data(tensors[i].detach().to(devices[i]));
   }

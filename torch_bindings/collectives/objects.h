@@ -15,10 +15,10 @@
 //    parameters and buffers are put into the module that is given;
 //  - any other type that torch::save and torch::load take and that has a default constructor.
 //
-// Where tensors arrive: those of a GPU on the GPU of the rank that gets them (on the CPU if it has
-// none), those of the CPU on the CPU, also within an IValue. Parameters and buffers stay on the
-// devices that they have in the module that is given, whatever those of the root's are. Tensors in
-// values of other types arrive on the CPU.
+// Where tensors arrive: GPU tensors on the GPU of the receiving rank (on the CPU if it has none),
+// CPU tensors on the CPU, also within an IValue. Parameters and buffers stay on the devices that
+// they have in the given module, whatever the root's devices are. Tensors in values of other types
+// arrive on the CPU.
 //
 // Values are written to bytes and read again: for tensors that matter, allreduce() and
 // broadcast_parameters() are faster. Calls, names and threads as in bytes.h. Throws Error as
@@ -57,19 +57,20 @@ struct IsModule : std::is_base_of<::torch::detail::ModuleHolderIndicator, T> {};
 template <class T>
 struct IsModule<std::shared_ptr<T>> : std::is_base_of<::torch::nn::Module, T> {};
 
-// Tensors and values that hold some, as copies on the host; read to where the header says.
+// Tensors, and values that hold tensors, are written as copies on the host. Reading puts them on
+// the devices that the top of this file names.
 std::string write_tensors(const std::vector<at::Tensor>& tensors);
 std::vector<at::Tensor> read_tensors(const std::string& bytes);
 at::Tensor read_tensor(const std::string& bytes);
 std::string write_ivalue(const c10::IValue& value);
 c10::IValue read_ivalue(const std::string& bytes);
-// The same of an archive. What reads it gets its tensors where the header says.
+// The same for an archive: what reads from it gets tensors on those devices.
 std::string write_archive(::torch::serialize::OutputArchive& archive);
 void read_archive(::torch::serialize::InputArchive& archive, const std::string& bytes);
-// Into a module, from what torch::save() has written.
+// Reads into a module what torch::save() has written.
 void read_module(::torch::nn::Module& module, const std::string& bytes);
 
-// At least one byte: a rank that has joined gives none.
+// Writes at least one byte: zero bytes mean that the rank has joined.
 template <class T>
 std::string write_object(const T& value) {
   if constexpr (std::is_same_v<T, std::string>) {
@@ -117,11 +118,11 @@ T read_object(const std::string& bytes, [[maybe_unused]] const T& into) {
   }
 }
 
-// What `write` gives. If it throws: Error(InvalidArgument) here, and on the ranks that wait in the
-// collective `name`.
+// Returns what `write` returns. If it throws: Error(InvalidArgument) here, and on the ranks that
+// wait in the collective `name`.
 std::string write_or_refuse(const std::string& name, const ProcessSet& set,
                             const std::function<std::string()>& write);
-// For a catch block: makes an Error(OperationFailed) of what was thrown.
+// For a catch block: throws what was caught as an Error(OperationFailed).
 [[noreturn]] void throw_unreadable(const std::string& name, int source);
 // Error(OperationFailed): the rank called join().
 [[noreturn]] void throw_joined(const std::string& name, int source);
@@ -182,7 +183,8 @@ std::vector<T> allgather_object(const T& value, const ObjectOptions& options = {
       value);
 }
 
-// The same on the root; nothing elsewhere. Unnamed: "gather_object.noname.N".
+// As allgather_object() on the root; other ranks get an empty vector. Unnamed:
+// "gather_object.noname.N".
 template <class T>
 std::vector<T> gather_object(const T& value, const ObjectOptions& options = {}) {
   static_assert(!torch_detail::IsModule<T>::value, "gather a module's tensors instead");
@@ -196,9 +198,10 @@ std::vector<T> gather_object(const T& value, const ObjectOptions& options = {}) 
       named.name, set, gather_bytes(detail::write_or_refuse(named.name, set, write), named), value);
 }
 
-// Of the root's values, one for each rank of the set in the order of ranks, that of this rank; the
-// argument of the others is ignored: scatter_object<std::string>({}). Throws Error(InvalidArgument)
-// on all ranks if there is another number of them. Unnamed: "scatter_object.noname.N".
+// Returns this rank's value. The root gives one for each rank of the set, in the order of ranks.
+// Other ranks' arguments are ignored: scatter_object<std::string>({}). Throws
+// Error(InvalidArgument) on all ranks if the number of values is another. Unnamed:
+// "scatter_object.noname.N".
 template <class T>
 T scatter_object(const std::vector<T>& values, const ObjectOptions& options = {}) {
   static_assert(!torch_detail::IsModule<T>::value, "scatter a module's tensors instead");

@@ -74,7 +74,7 @@ void PendingCollective::reserve(size_t parts) {
   memory_.reserve(parts);
 }
 
-// What nobody reads lies in memory that is used again: fresh pages may cost more than a reduction.
+// A result that nobody reads gets reused memory: fresh pages may cost more than a reduction.
 at::Tensor PendingCollective::new_output(const at::Tensor& real, Into into) const {
   if (into != Into::Nowhere || !device_.is_cpu()) return row_major_like(real);
   return tensor_in(allocate_reused_bytes(real.nbytes()), real.sizes(), real.options());
@@ -133,7 +133,7 @@ std::string PendingCollective::part_name(size_t index) const {
   return own;
 }
 
-// The names of the parts say nothing but their numbers.
+// Whether the names of the parts hold nothing but their numbers.
 bool PendingCollective::is_plain() const {
   return remark.empty() && std::none_of(parts_.begin(), parts_.end(), [](const Part& part) {
            return part.disguised || part.rows_are_empty;
@@ -241,7 +241,7 @@ const std::vector<at::Tensor>& PendingCollective::results() {
   (void)outcome_in_order(*state_, device_);
   std::call_once(settled_, [this] { settle(); });
   if (copied_ != nullptr) let_current_stream_wait(device_, copied_.get());
-  // What the first wait() has made belongs to the stream that was the current one there.
+  // The tensors that the first wait() has made belong to the stream that was current in it.
   if (stream_ && (copied_ != nullptr || *stream_ != current_stream(device_))) {
     for (const at::Tensor& result : results_) note_current_stream(result);
     for (const Part& part : parts_) {

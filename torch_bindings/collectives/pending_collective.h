@@ -42,22 +42,22 @@ class PendingCollective {
   PendingCollective(CollectiveKind kind, std::string_view kind_name, const std::string& name,
                     const ProcessSet& process_set, bool grouped = false);
 
-  // What the ranks agree on, but for the parts; fill in before the first part.
+  // What the ranks agree on, without the parts; fill in before the first part.
   core::EntrySpec spec;
   const std::string name;
   // Compared beside the names of the parts; fill in before the first part.
   std::string remark;
-  // The caller copies the results elsewhere, and calls drop_results() then: rows come in memory
-  // that is used again and again, since fresh pages cost more than the copy.
+  // The caller copies the results elsewhere, and then calls drop_results(): so rows get memory that
+  // is reused, since fresh pages cost more than the copy.
   bool results_are_copied = false;
-  // Of what add_rows() adds, float32 to 16 bits: with spec.prescale before it is narrowed, and
-  // spec.postscale behind. Fill in before the first part.
+  // Narrows the float32 rows that add_rows() adds to 16 bits. spec.prescale is applied before
+  // narrowing, spec.postscale after widening. Fill in before the first part.
   Compression row_compression = Compression::None;
-  // What add() adds has as many elements on all ranks, row by row, whatever its shape is there:
-  // torch.distributed asks for no more. Fill in before the first part.
+  // The tensors of add() need only have equally many elements on all ranks, in row-major order,
+  // whatever their shapes are: torch.distributed asks for no more. Fill in before the first part.
   bool shapes_may_differ = false;
-  // A call that is wrong here fails on the others too; not that of a receive from any rank. Set
-  // before the first part.
+  // If the call is wrong here, it fails on the other ranks too. False for a receive from any rank.
+  // Set before the first part.
   bool concerns_others = true;
 
   // Throws `error` here, and makes the call of this name fail on the other ranks as well: they
@@ -71,7 +71,7 @@ class PendingCollective {
   std::vector<int64_t> equal_splits(const at::Tensor& tensor) const;
   std::vector<int64_t> even_splits(const at::Tensor& tensor) const;
 
-  // So many parts will be added.
+  // Takes memory for so many parts.
   void reserve(size_t parts);
   // Adds a tensor whose result has its own shape: written to a new tensor, or to itself.
   void add(const at::Tensor& tensor, Into into);
@@ -83,8 +83,8 @@ class PendingCollective {
                 const at::Tensor& output = {});
   // The same for a tensor of elements, the only one, whose result may go into `outputs`, one for
   // each member of the set: as Submission::output_blocks, and each contiguous, of the dtype of
-  // `rows`, which must not travel in disguise. Where it has gone there, its result is undefined;
-  // else it is left to the caller to copy it.
+  // `rows`, which must not travel in disguise. If it has gone there, the tensor's result is
+  // undefined; else the caller has to copy the result.
   void add_rows_apart(const at::Tensor& rows, const std::vector<int64_t>& splits,
                       const std::vector<at::Tensor>& outputs);
 
@@ -92,24 +92,24 @@ class PendingCollective {
   // and on the other ranks no elements, or with Into::Same the tensor as it is.
   void add_reduced(const at::Tensor& tensor, Into into);
 
-  // A hash of what the ranks agree on but for names: calls that are alike have the same. Between
-  // the last part and the beginning.
+  // A hash of what the ranks agree on, without names: calls that are alike have the same. Call it
+  // between the last part and submit().
   uint64_t likeness() const;
 
   // Begins. If a call of this name is in flight: throws Error(DuplicateName) if the program has
   // given the name, else waits for that call first. The parts must have been checked, and `self` is
   // this object.
   void submit(const std::shared_ptr<PendingCollective>& self);
-  // The same without that error, for names that Horon gives: they are used in turn, and the last
-  // call of this one has ended, or only its end has not been told yet.
-  // Wakes::Nobody: this thread calls runtime().drive() next, whatever happens in between.
+  // The same without that error, for names that Horon gives in turn: the last call of this name has
+  // ended, even if its end has not been reported yet. Wakes::Nobody: this thread calls
+  // runtime().drive() next, whatever happens in between.
   enum class Wakes : uint8_t { WhoeverSteps, Nobody };
   void submit_in_turn(const std::shared_ptr<PendingCollective>& self,
                       Wakes wakes = Wakes::WhoeverSteps);
   // The same for a receive from any rank.
   void submit(const std::shared_ptr<PendingCollective>& self,
               std::shared_ptr<core::OpenReceive> receive);
-  // After submit_in_turn(). It stays after its session has ended.
+  // After submit_in_turn(). Valid even after its session has ended.
   core::Runtime& runtime() const { return *runtime_; }
   // Begins and returns when it has ended: this thread does the work, if no other one does already.
   void run(const std::shared_ptr<PendingCollective>& self);
@@ -119,10 +119,10 @@ class PendingCollective {
   const std::shared_ptr<core::HandleState>& handle() const { return state_; }
   // Returns when it has ended; throws Error(Timeout) when the time is over.
   void wait(std::chrono::nanoseconds timeout) const;
-  // After it has ended, in the order of the parts. On a GPU the current stream of this thread goes
-  // on when they are there. Throws its error, each time.
+  // After it has ended: the results, in the order of the parts. On a GPU the current stream of this
+  // thread waits for them. Throws the collective's error, each time.
   const std::vector<at::Tensor>& results();
-  // Nobody asks for them any more.
+  // Lets go of the results: nobody calls results() any more.
   void drop_results() { results_.clear(); }
   // Whether results() writes into a tensor of the caller's.
   bool copies_back() const;
@@ -148,7 +148,7 @@ class PendingCollective {
   };
 
   core::Submission submission(const std::shared_ptr<PendingCollective>& self);
-  // What LibTorch throws in there, as where a copy finds no memory, the other ranks learn too.
+  // If LibTorch throws in `work` (no memory for a copy, say), the other ranks learn of it too.
   template <class Work>
   void or_refuse(const Work& work) const {
     try {
@@ -167,7 +167,8 @@ class PendingCollective {
   DataType type_that_travels(DataType dtype) const;
   void check_device(const at::Tensor& tensor);
   void check_output(const Part& part, const at::Tensor& rows, const at::Tensor& output) const;
-  // What is wrong with the number of rows of Part::given; empty if nothing is. Once the ranks know.
+  // What is wrong with the number of rows of Part::given; empty if nothing is. Called once that of
+  // the result is known.
   static std::string fault_of_given(const Part& part);
   void check_reduction(const at::Tensor& tensor, DataType dtype) const;
   bool is_plain() const;
@@ -187,8 +188,8 @@ class PendingCollective {
   std::vector<Part> parts_;
   std::vector<core::MemoryPart> memory_;  // of the parts
   std::vector<int64_t> splits_;
-  double prescale_ = 1, postscale_ = 1;  // where narrows_rows(), in the place of those of `spec`
-  // Of add_rows_apart(): they own the blocks, which submission() takes.
+  double prescale_ = 1, postscale_ = 1;  // with narrows_rows(), instead of those of `spec`
+  // Of add_rows_apart(): the tensors own the memory of the blocks; submission() takes the blocks.
   std::vector<at::Tensor> outputs_apart_;
   std::vector<core::OutputBlock> output_blocks_;
   std::shared_ptr<core::HandleState> state_;

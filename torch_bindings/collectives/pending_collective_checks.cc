@@ -99,7 +99,7 @@ std::string PendingCollective::fault_of_given(const Part& part) {
                 "; give one of that size");
 }
 
-// The number of its rows can't be judged yet.
+// The number of its rows can't be checked yet: see fault_of_given().
 void PendingCollective::check_output(const Part& part, const at::Tensor& rows,
                                      const at::Tensor& output) const {
   const auto fail = [&](const auto&... why) {

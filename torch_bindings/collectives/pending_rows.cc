@@ -26,7 +26,7 @@ using core::concat;
 namespace {
 
 // Of row-major tensors. Two storages may lie over the same memory: those of two views that NumPy
-// has made, say. And one that is copied when it is written moves as a whole.
+// has made, say. And a copy-on-write storage moves as a whole when it is written.
 bool share_memory(const at::Tensor& one, const at::Tensor& other) {
   const auto* const begin = static_cast<const std::byte*>(one.const_data_ptr());
   const auto* const from = static_cast<const std::byte*>(other.const_data_ptr());
@@ -112,7 +112,7 @@ at::Tensor PendingCollective::widened(const at::Tensor& rows) const {
 
 void PendingCollective::add_rows_apart(const at::Tensor& rows, const std::vector<int64_t>& splits,
                                        const std::vector<at::Tensor>& outputs) {
-  // First: this may move memory that was to be copied when it is written, the input's too.
+  // First: mutable_data_ptr() moves copy-on-write memory, perhaps the input's too.
   for (const at::Tensor& output : outputs) {
     output_blocks_.push_back({static_cast<std::byte*>(output.mutable_data_ptr()), output.numel()});
   }
@@ -146,8 +146,8 @@ void PendingCollective::add_reduced(const at::Tensor& tensor, Into into) {
   mark_written(tensor);
 }
 
-// On a thread of the runtime. Memory of a GPU belongs to the stream of the caller, as if it had
-// been asked for at the call; what that stream has been given since may still use it.
+// On a thread of the runtime. GPU memory is allocated for the caller's stream, as if at the call.
+// Work that this stream has been given since may still use that memory, so `queue` waits for it.
 std::byte* PendingCollective::allocate_rows(Part& part, int64_t elements,
                                             core::MemoryQueue& queue) const {
   part.elements = elements;
@@ -172,7 +172,7 @@ std::byte* PendingCollective::allocate_rows(Part& part, int64_t elements,
   return static_cast<std::byte*>(part.flat.mutable_data_ptr());
 }
 
-// Else the runtime has asked for memory, but for a result without elements it asks for none.
+// Else the runtime has asked for memory; only for a result without elements it asks for none.
 bool PendingCollective::is_written_apart(const Part& part) const {
   const std::vector<int64_t>& received = state_->outcome().received;
   const bool has_elements =
@@ -183,7 +183,8 @@ bool PendingCollective::is_written_apart(const Part& part) const {
 void PendingCollective::settle_rows(Part& part) {
   if (is_written_apart(part)) return;
   if (part.given.defined()) {
-    // Nobody asks for the memory of a result without elements.
+    // For a result without elements the runtime has not called allocate_rows(), which checks this
+    // too.
     const std::string fault = fault_of_given(part);
     if (!fault.empty()) {
       throw Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": ", fault));

@@ -22,7 +22,7 @@ using core::concat;
 
 constexpr size_t kShown = 5;  // of a list in an error text
 
-// Texts travel with their length before them, numbers with a space behind.
+// Texts travel after their length, numbers before a space.
 void write(std::ostream& out, const std::string& text) { out << text.size() << ' ' << text; }
 
 std::string read_text(std::istream& in) {
@@ -75,9 +75,9 @@ std::vector<Fact> facts_from(const std::string& text) {
 // How a rank's facts differ from those of the lowest rank.
 struct Difference {
   size_t first = 0;  // index of the lowest rank's fact
-  size_t count = 0;  // of facts that both have; 0: `first` and `value` say nothing
+  size_t count = 0;  // differing facts that both have; 0: `first` and `value` are unused
   std::string value;
-  std::string missing, extra;  // lists of what the one has and the other has not
+  std::string missing, extra;  // lists: what only the lowest rank has, what only this one has
 };
 
 std::string list_missing(const std::vector<Fact>& from, const std::map<std::string, Fact>& in) {
@@ -125,7 +125,7 @@ Difference difference_from(const std::string& text) {
   return difference;
 }
 
-// The first fact of the lowest rank that others have otherwise; empty if there is none.
+// Names the first fact of the lowest rank that differs on other ranks; empty if there is none.
 std::string explain_first(const std::vector<Fact>& lowest,
                           const std::map<int, Difference>& differences, int lowest_rank) {
   size_t first = lowest.size();
@@ -139,7 +139,7 @@ std::string explain_first(const std::vector<Fact>& lowest,
   std::vector<int> others;
   std::string values;
   for (const auto& [rank, difference] : differences) {
-    // Any rank that has this fact otherwise has it as its first one.
+    // It is the first difference of every rank on which it differs.
     if (difference.count == 0 || difference.first != first) continue;
     others.push_back(rank);
     if (!values.empty() || difference.value == fact.value) continue;

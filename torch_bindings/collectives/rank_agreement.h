@@ -29,18 +29,19 @@ namespace horon {
 struct AgreementOptions {
   std::string name = {};  // empty: "on_all_ranks"
   ProcessSet process_set = {};
-  // The rank that works where the others do nothing, one of the world that is in the set. Once it
-  // has joined, nothing would be done: then the others throw Error(RankLeft).
+  // The only rank whose `work` does anything: a rank of the world, in the set. Once it has joined,
+  // the work would not be done: then the others throw Error(RankLeft).
   std::optional<int> worker = {};
 };
 
 namespace torch_detail {
 
-// What is wrong with a call, for the other ranks to be told. Throws what they can't be told: there
-// is no session, or this rank is not in the set, or may not begin a collective (RankZeroScope).
+// What is wrong with this rank's call, to be told to the other ranks. Throws if they can't be told:
+// there is no session, this rank is not in the set, or it may not begin a collective
+// (RankZeroScope).
 std::optional<Error> fault_of_call(const AgreementOptions& options);
-// `own` is this rank's error, if it has one. If any rank has one, all throw that of the lowest such
-// rank, whose text then names the rank. Error(RankLeft) if the worker has joined.
+// `own` is this rank's error, if it has one. If any rank has one, all throw the error of the lowest
+// such rank, with a text that names the rank. Error(RankLeft) if the worker has joined.
 void throw_together(const std::optional<Error>& own, const AgreementOptions& options);
 // The same for a text, empty if there is no error; `call` is what the error is about.
 void throw_together(ErrorCode code, const std::string& call, const std::string& own_error,
@@ -83,9 +84,9 @@ void require_agreement(const std::string& call, const std::vector<Fact>& facts,
 // What `work` returns, if it has returned on all ranks. If it has thrown on any, all throw an Error
 // with the text of the lowest such rank: with its code if it was a horon::Error, else
 // OperationFailed. `work` runs on the calling thread, and not at all where the call itself can't be
-// made: outside a session, in a RankZeroScope, on a rank that is not in the set. No collective may
-// be in it (another on_all_ranks() is one) that a throw before it would skip on one rank: the
-// others would wait there for that rank, and that rank here for them.
+// made: outside a session, in a RankZeroScope, on a rank that is not in the set. In `work` no
+// collective (on_all_ranks() is one) may come after code that can throw on one rank alone: that
+// rank would skip it and wait here, while the others wait in it.
 //
 //   horon::on_all_ranks([&] { if (horon::rank() == 0) write_report(path); }, {.worker = 0});
 template <class Work>

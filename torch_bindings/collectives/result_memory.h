@@ -10,8 +10,8 @@ namespace horon::torch_detail {
 
 // 64-byte aligned, holding anything. Any thread.
 std::shared_ptr<std::byte> allocate_bytes(size_t bytes);
-// The same for a short time: long ones come from memory that is used again and that the ranks of
-// the host share, if there is some; malloc() reuses short ones itself.
+// The same for memory that is released soon: large blocks are reused and come from memory that the
+// ranks of the host share, if there is some; malloc() reuses small ones itself.
 std::shared_ptr<std::byte> allocate_reused_bytes(size_t bytes);
 
 // A row-major tensor of this shape in memory that it keeps.

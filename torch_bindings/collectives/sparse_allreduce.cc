@@ -75,7 +75,7 @@ SparseHandle sparse_allreduce_async(const at::Tensor& tensor,
   const ProcessSet& set = options.process_set;
   const std::string name =
       torch_detail::given_or_counted(options.name, "sparse_allreduce", set.id());
-  if (options.name.empty()) {  // the numbers begin again
+  if (options.name.empty()) {  // the numbers repeat
     for (const std::string_view part : {SparseReduction::kIndices, SparseReduction::kValues}) {
       torch_detail::names_in_flight().wait_until_free(set.id(), concat(name, part));
     }

@@ -19,8 +19,8 @@ namespace horon::torch_detail {
 
 class PendingCollective;
 
-// What sparse_allreduce() takes and does not: throws Error(InvalidArgument) that begins with the
-// name.
+// Throws Error(InvalidArgument) that begins with the name, if sparse_allreduce() does not take the
+// tensor or the op.
 void check_sparse_allreduce(const at::Tensor& tensor, const std::string& name, ReduceOp op);
 
 // The entries of a coalesced sparse tensor as rows that travel. The indices of each rank have a row

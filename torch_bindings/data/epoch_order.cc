@@ -36,7 +36,8 @@ class SplitMix {
   uint64_t state_;
 };
 
-// The turns in which samples are left out: no epoch has this number.
+// Stands for an epoch in the permutation of turns, in which samples are left out: no epoch has this
+// number.
 constexpr uint64_t kTurns = ~uint64_t{0};
 
 std::vector<size_t> numbers(size_t count) {
@@ -53,7 +54,7 @@ std::vector<size_t> permutation(size_t count, uint64_t seed, uint64_t epoch) {
   return order;
 }
 
-// How many places rank 0 .. ranks-1 draws of `count`, each.
+// For each rank, how many of `count` places it draws.
 std::vector<size_t> interleaved_shares(size_t count, size_t ranks, Tail tail, size_t batch) {
   std::vector<size_t> shares(ranks, 0);
   if (count == 0) return shares;
@@ -205,7 +206,7 @@ std::vector<size_t> epoch_order(const EpochOptions& options) {
       options.shuffle ? permutation(count, options.seed, options.epoch) : numbers(count);
   if (left_out == 0) return order;
   // `turns` has all samples in an order that is the same in all epochs. Each epoch leaves out the
-  // next ones of it, and behind its end the first ones again. Without shuffling it is reversed, so
+  // next ones of it, and after its end the first ones again. Without shuffling it is reversed, so
   // that the first epoch leaves out the last samples.
   std::vector<size_t> turns = numbers(count);
   std::reverse(turns.begin(), turns.end());
@@ -253,7 +254,7 @@ std::vector<size_t> samples_of_rank(const EpochOptions& options, const Deal& dea
       has_ended = has_ended && stage.drawn[r] >= places[r].size();
     }
     std::vector<size_t> rest;
-    // What Tail::Drop has left out of an epoch that has ended is no part of it on other ranks.
+    // If the epoch has ended, what Tail::Drop has left out is not dealt out by a later job.
     for (size_t place = 0; place < order.size() && !(has_begun && has_ended); ++place) {
       if (!drawn[place]) rest.push_back(order[place]);
     }

@@ -2,8 +2,8 @@
 // no LibTorch.
 //
 // An epoch is a sequence of samples, the same on all ranks. A Deal gives each rank its part of it.
-// A job that goes on where another one stopped, on any number of ranks, takes out what that one has
-// drawn and deals out the rest, so no sample is lost and none comes twice.
+// A job that goes on where another one stopped, on any number of ranks, takes out what the earlier
+// job has drawn and deals out the rest, so no sample is lost and none comes twice.
 #pragma once
 
 #include <cstddef>
@@ -23,10 +23,11 @@ enum class Tail : uint8_t {
   Uneven,  // some ranks draw one more
 };
 
-// For each rank the places in the epoch's order of what it draws, in the order in which it does.
+// For each rank: the indices into the epoch's order of the samples that it draws, in the order in
+// which it draws them.
 using Places = std::vector<std::vector<size_t>>;
 
-// A job that has drawn a part of the epoch before.
+// An earlier job, which has drawn a part of the epoch.
 struct Stage {
   std::vector<size_t> drawn;  // by each of its ranks
   size_t batch = 0;           // of its sampler; 0: it had none of its own
@@ -38,7 +39,7 @@ class Deal {
   virtual ~Deal() = default;
   // `order`: sample numbers. A function of its arguments alone, the same on every machine.
   virtual Places deal(const std::vector<size_t>& order, size_t ranks) const = 0;
-  // The same as in that job, which may have had batches of another size.
+  // What deal() has given in that job, which may have had batches of another size.
   virtual Places replay(const std::vector<size_t>& order, const Stage& stage) const = 0;
   // Deals of equal rules can replay each other's jobs.
   virtual uint64_t rules() const = 0;
@@ -82,13 +83,13 @@ class BlockDeal : public Deal {
 // A step of all ranks takes ranks * batch samples. They are sorted by cost and dealt out in two
 // ways, of which the better one counts; both go from the dearest to the cheapest (longest
 // processing time first) and give all ranks equally many:
-//  - in rounds of one sample for each rank; within a round the dearest goes to the poorest rank. A
-//    round changes the difference between two ranks from d to something between d and minus the
-//    round's spread, so it never exceeds the largest spread of one round. That is the bound: the
-//    sums of two ranks differ by at most the largest difference between the costs of `ranks`
-//    neighbours in the sorted list;
-//  - each sample to the poorest rank that has not got its number yet, which is better where a few
-//    samples are much dearer than the rest.
+//  - in rounds of one sample for each rank; within a round the dearest goes to the rank with the
+//    lowest sum so far. A round changes the difference between two ranks from d to something
+//    between d and minus the round's spread, so it never exceeds the largest spread of one round.
+//    That is the bound: the sums of two ranks differ by at most the largest difference between the
+//    costs of `ranks` neighbours in the sorted list;
+//  - each sample to the rank with the lowest sum that still lacks samples, which is better where a
+//    few samples are much dearer than the rest.
 class BalancedDeal : public Deal {
  public:
   // `costs`: of each sample, finite and not negative. `pool`: the samples of so many steps are
@@ -116,14 +117,14 @@ struct EpochOptions {
   uint64_t seed = 0;
   bool shuffle = true;
   size_t epoch = 0;
-  // Samples that Tail::Drop leaves out, as the job in which the epoch began has found: for
+  // How many samples Tail::Drop leaves out, as the job in which the epoch began has computed it, by
   // Deal::multiple() of its ranks.
   size_t left_out = 0;
 };
 
-// The sample numbers of an epoch. Of the samples that are left out at the end of the order each
-// epoch has others: none is left out again before all others have been, while as many are left out
-// in each epoch (a job that goes on with other ranks or batches begins elsewhere).
+// The sample numbers of an epoch. Each epoch leaves out other samples, at the end of the order:
+// while all epochs leave out equally many, none is left out again before all others have been. (A
+// job that goes on with other ranks or batches begins elsewhere.)
 std::vector<size_t> epoch_order(const EpochOptions& options);
 
 // Which part of an epoch is this rank's.
@@ -133,8 +134,8 @@ struct Shard {
   std::string fault = {};  // why there is none; empty if there is
 };
 
-// As a sampler's options say it; where they don't, it is this rank's among those of the set, which
-// needs a running session.
+// The one that a sampler's options name; by default this rank's in the set, which needs a running
+// session.
 Shard shard_of(std::optional<size_t> ranks, std::optional<size_t> rank, const ProcessSet& set);
 
 // The samples that rank `rank` of `ranks` draws, after what earlier jobs have drawn.

@@ -30,8 +30,8 @@ void check_extent(int64_t rows, int64_t columns, const std::string& path) {
                           kImagePixelsMax, " are read"));
 }
 
-// libjpeg leaves by longjmp(), which must not pass objects with destructors: so what it can leave
-// stands in functions that have none.
+// libjpeg leaves by longjmp(), which must not skip destructors: so calls that it can leave stand in
+// functions without objects that have one.
 struct Jpeg {
   jpeg_decompress_struct info;
   jpeg_error_mgr errors;
@@ -50,7 +50,7 @@ void warn(j_common_ptr info, int level) {
   if (level < 0 && info->err->msg_code == JWRN_JPEG_EOF) leave(info);
 }
 
-// Up to the pixels, for which nothing is allocated yet.
+// Reads up to the pixels, for which nothing is allocated yet.
 bool read_jpeg_header(Jpeg& jpeg, std::span<const unsigned char> bytes) {
   jpeg.info.err = jpeg_std_error(&jpeg.errors);
   jpeg.errors.error_exit = leave;
@@ -65,7 +65,7 @@ bool read_jpeg_header(Jpeg& jpeg, std::span<const unsigned char> bytes) {
 
 bool begin_jpeg(Jpeg& jpeg) {
   if (setjmp(jpeg.back) != 0) return false;
-  // libjpeg makes RGB of grey and YCbCr, but not of the four inks.
+  // libjpeg converts grey and YCbCr to RGB, but not the four inks.
   const bool inks =
       jpeg.info.jpeg_color_space == JCS_CMYK || jpeg.info.jpeg_color_space == JCS_YCCK;
   jpeg.info.out_color_space = inks ? JCS_CMYK : JCS_RGB;

@@ -43,8 +43,8 @@ std::vector<std::string> subfolders(const std::string& folder) {
   return names;
 }
 
-// Also behind links to folders, but those that lead back: `around` are the folders, without links,
-// that we are in.
+// Follows links to folders, but not those that lead back: `around` are the canonical paths of the
+// folders that we are in.
 void add_images(const fs::path& folder, std::vector<fs::path>& around,
                 std::vector<std::string>& paths) {
   const fs::path itself = fs::canonical(folder);

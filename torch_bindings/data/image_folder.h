@@ -31,9 +31,9 @@ class ImageFolder
     // x `size` pixels is cut out.
     int64_t resize = 256;
     int64_t size = 224;
-    // Takes the place of that: gets an image, uint8 [3, rows, columns], and its index, and gives
-    // one of the same shape for all images. For random crops and flips. Called by the threads of
-    // the loader, several at a time.
+    // Replaces resizing and cutting: gets an image, uint8 [3, rows, columns], and its index, and
+    // returns one of the same shape for all images. For random crops and flips. Called by the
+    // threads of the loader, several at a time.
     std::function<at::Tensor(const at::Tensor& image, size_t index)> transform = {};
     // Then pixels are divided by 255, and (x - mean) / deviation, for red, green and blue.
     std::array<double, 3> mean = {0.485, 0.456, 0.406};  // those of ImageNet
@@ -42,9 +42,9 @@ class ImageFolder
 
   // Lists the files that end in .jpg, .jpeg or .png (in capitals too) of all subfolders and of
   // theirs, in the order of their names, which is the same on all machines. Links to folders are
-  // followed, but those back to a folder that they are in. Throws Error(InvalidArgument): a folder
-  // that is not there or can't be listed, no class, a class without images; Error(Config) if this
-  // build decodes no images (can_decode_images()).
+  // followed, except those back to a folder that they are in. Throws Error(InvalidArgument): a
+  // folder that is not there or can't be listed, no class, a class without images; Error(Config) if
+  // this build decodes no images (can_decode_images()).
   ImageFolder(const std::string& folder, const Options& options);
   explicit ImageFolder(const std::string& folder) : ImageFolder(folder, Options{}) {}
 

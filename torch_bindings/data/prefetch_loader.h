@@ -6,12 +6,12 @@
 //     for (auto& batch : batches) { loss = batch.data.sum(); }
 //   }
 //
-// Like LibTorch's loader, and beside it:
+// Like LibTorch's loader, with these differences:
 //  - batches come in the sampler's order, with any number of threads;
 //  - save() tells the place behind the last batch that was handed out, not the one that has been
-//    read ahead, so that training goes on in mid-epoch where it stopped. A place at the end of an
-//    epoch gives one pass without batches; a loop that calls `sampler.set_epoch(e)` on the
-//    program's copy, with the number of the next epoch there, has none;
+//    read ahead, so that training goes on in mid-epoch where it stopped. If that place is the end
+//    of an epoch, the first pass has no batches, unless the loop calls `sampler.set_epoch(e)` on
+//    the program's copy with the number of the next epoch;
 //  - what the dataset throws arrives in the program's loop, of its own type, behind the batches
 //    before it;
 //  - it can be left at any time: begin() starts anew, the destructor stops the threads. Both wait
@@ -46,7 +46,7 @@ struct PrefetchOptions {
 };
 
 // Dataset: what torch::data::make_data_loader takes (get_batch(), copyable). Sampler: one of
-// Horon's, or any other without save() and load() of this class.
+// Horon's; or any other, for which save() and load() of this class do not compile.
 template <class Dataset, class Sampler>
 class PrefetchLoader {
  public:

@@ -191,7 +191,7 @@ struct ShardedSampler::State {
     }
   }
 
-  // The rest of the epoch is to be dealt out anew, as for another number of ranks.
+  // Then the rest of the epoch must be dealt out anew, as for another number of ranks.
   bool has_other_batches(const Saved& saved) const {
     return saved.batch != batch && deal->depends_on_batch();
   }

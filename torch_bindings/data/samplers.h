@@ -2,13 +2,13 @@
 // PrefetchLoader (prefetch_loader.h).
 //
 // A loader takes its sampler by value: copies share one state, so set_epoch() on the program's own
-// copy reaches the loader. Give each loader a sampler of its own. They draw from a generator of
+// copy reaches the loader. Give each loader a sampler of its own. Samplers draw from a generator of
 // their own and leave LibTorch's alone. Any thread may call any copy.
 //
 // save() writes seed, epoch and position, and load() goes on there, also in the middle of an epoch
 // and also in a job of another number of ranks or with batches of another size: of the rest of the
 // epoch each rank then gets its part. With workers LibTorch's loader draws ahead of what it hands
-// out, and save() tells a position ahead of the program's; PrefetchLoader saves the program's.
+// out, and save() writes a position ahead of the program's; PrefetchLoader saves the program's.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,8 @@ class Deal;
 }
 
 struct SamplerOptions {
-  // The shards, and which of them is ours; by default those of the process set, which need a
-  // running session.
+  // The number of shards, and which of them is this rank's; by default those of the process set,
+  // which need a running session.
   std::optional<size_t> num_replicas = {};
   std::optional<size_t> rank = {};
   // The same on all ranks. Permutations are a function of seed, epoch and dataset size, on every
@@ -38,15 +38,15 @@ struct SamplerOptions {
   bool shuffle = true;
   // All ranks get equally many samples in an epoch, so that none waits for gradients of another
   // that has run out. If the samples can't be divided evenly, false: some come twice (the first of
-  // the permutation again); true: some are left out, others in every epoch: none is left out a
-  // second time before all others have been left out once, with one number of ranks.
+  // the permutation again); true: some are left out, other ones in every epoch. While the number of
+  // ranks stays the same, none is left out a second time before all others have been left out once.
   bool drop_last = false;
   // true: each sample once, and some ranks get one more than others. Then end the epoch with
   // join(), and before the next one take over parameters, optimizer state and the place of the
-  // schedule from the rank that came last. Not together with drop_last.
+  // schedule from the rank that joined last. Not together with drop_last.
   bool uneven = false;
-  // The ranks that share the samples; the others make no sampler: there it is an
-  // Error(InvalidArgument), and also together with num_replicas or rank.
+  // The ranks that share the samples. On other ranks the constructor throws Error(InvalidArgument),
+  // and everywhere together with num_replicas or rank.
   ProcessSet process_set = {};
 };
 
@@ -64,14 +64,15 @@ class ShardedSampler : public torch::data::samplers::Sampler<> {
   void set_epoch(size_t epoch);
   // The epoch that samples are drawn from.
   size_t epoch() const;
-  // Samples that this rank draws in this epoch: fewer in the rest of one that began in another job
-  // of another number of ranks.
+  // Samples that this rank draws in this epoch: fewer in an epoch that began in an earlier job of
+  // another number of ranks.
   size_t samples_per_epoch() const;
 
   // Begins an epoch (the first one again if nothing was drawn); with a size, of a dataset of that
   // many samples. After load() it goes on where the saved one was, until something has been drawn
-  // or set_epoch() has chosen another epoch, and a size must be that of the saved one. At the end
-  // of an epoch that is an epoch without samples: a loop that calls set_epoch() has none.
+  // or set_epoch() has chosen another epoch, and a size must be that of the saved one. If the saved
+  // one was at the end of an epoch, that is an epoch without samples; a loop that calls set_epoch()
+  // has none.
   void reset(std::optional<size_t> new_size = std::nullopt) override;
   // Up to batch_size indices; nothing at the end of the epoch.
   std::optional<std::vector<size_t>> next(size_t batch_size) override;
@@ -81,7 +82,7 @@ class ShardedSampler : public torch::data::samplers::Sampler<> {
   // What save() would write at `position`, which may not be of another epoch.
   void save_at(torch::serialize::OutputArchive& archive, const SamplerPosition& position) const;
   SamplerPosition position() const;
-  // From a job of another number of ranks: takes it that all its ranks had drawn as many samples as
+  // From a job of another number of ranks: assumes that all its ranks had drawn as many samples as
   // the one that saved. Throws Error(InvalidArgument) if the dataset or the options differ.
   void load(torch::serialize::InputArchive& archive) override;
   // From what all ranks of a job have saved, in the order of ranks: they may have drawn different
@@ -114,13 +115,13 @@ class DistributedRandomSampler : public ShardedSampler {
 class DistributedSequentialSampler : public ShardedSampler {
  public:
   // Of the options only num_replicas, rank and process_set matter. Throws Error(InvalidArgument) as
-  // above. Each reset() begins from the first sample, but the first one behind load().
+  // above. Each reset() begins from the first sample, except the first reset() after load().
   explicit DistributedSequentialSampler(size_t dataset_size, const SamplerOptions& options = {});
 };
 
 // The same as DistributedRandomSampler in batches of one size, which the sampler gives and not the
-// loader (its batch size does not count). With drop_last all batches are full: what is left out of
-// an epoch is less than one batch of each rank, and others in every epoch.
+// loader (its batch size does not count). With drop_last all batches are full: an epoch leaves out
+// less than one batch of each rank, and other samples every time.
 class DistributedBatchSampler : public ShardedSampler {
  public:
   // Throws Error(InvalidArgument) as above, and for batches of 0 samples.
@@ -140,7 +141,7 @@ class BalancedBatchSampler : public ShardedSampler {
   // `costs`: one for each sample, finite and not negative, the same on all ranks. `pool_steps`: the
   // samples of so many steps are sorted together, so that also those of one step become alike and
   // padding becomes less; 1 leaves the shuffled steps as they are. Throws Error(InvalidArgument) as
-  // above, for costs that are none, and for a pool of 0 steps. reset() takes no new size.
+  // above, for impossible costs, and for a pool of 0 steps. reset() takes no new size.
   BalancedBatchSampler(std::vector<double> costs, size_t batch_size,
                        const SamplerOptions& options = {}, size_t pool_steps = 1);
 };

@@ -5,7 +5,7 @@
 // With what a larger training has: warm-up and cosine, bfloat16, clipping, activations that are
 // computed again in backward instead of kept, checkpoints. Started again with the same folder it
 // goes on from the newest checkpoint, also on another number of ranks; in the end it writes.
-// SIGUSR1 (kill -USR1, to mpirun) stops it behind a step, with a checkpoint of that.
+// SIGUSR1 (kill -USR1, to mpirun) stops it after a step, with a checkpoint of that step.
 #include <cmath>
 #include <csignal>
 #include <fstream>
@@ -166,7 +166,7 @@ void Training::resume() {
     throw horon::Error(horon::ErrorCode::InvalidArgument,
                        found->path + " has learned a text of other letters; give another --run");
   }
-  // The learning rate of the ranks of then becomes that of those of now.
+  // The learning rate for the ranks of the saved run becomes that for the ranks of this one.
   const double growth = static_cast<double>(horon::size()) / found->ranks;
   if (growth != 1) scheduler_.scale_base_learning_rates(std::sqrt(growth));
   horon::print0("goes on behind step ", found->step, ", from ", found->path);

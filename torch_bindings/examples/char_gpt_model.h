@@ -19,7 +19,8 @@ struct GptShape {
   double dropout = 0.1;
 };
 
-// Pieces of a text of one letter more than the context: from one letter to the next of them.
+// Pieces of a text, each one letter longer than the context: all but the last letter are the input,
+// all but the first the target.
 class Pieces : public torch::data::datasets::BatchDataset<Pieces, at::Tensor> {
  public:
   // They begin `stride` letters apart.

@@ -131,7 +131,7 @@ void train(nn::Sequential& generator, nn::Sequential& discriminator, const Setti
       torch::optim::Adam(discriminator->parameters(), adam), *discriminator,
       {.name = "discriminator", .fused_step = horon::FusedStep::WherePossible});
 
-  // Noise is drawn for all ranks, alike on each, which takes its rows.
+  // Each rank draws the same noise for all ranks, and takes its own rows of it.
   const auto generate = [&] {
     const auto all = static_cast<int64_t>(batch) * horon::size();
     return generator->forward(rows_of_rank(torch::randn({all, kNoise})).to(device));

@@ -25,7 +25,7 @@
 namespace example {
 namespace {
 
-// An error that every rank has got: one of them is enough to say it.
+// An error that every rank has got: it is enough if one rank reports it.
 struct SharedError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -52,7 +52,7 @@ CLI::Validator at_least(Number least) {
   return CLI::Validator(
       [least](std::string& text) {
         Number number = 0;
-        // Of what does not fit, CLI11 makes the largest number.
+        // CLI11 turns a number that does not fit into the largest one.
         errno = 0;
         const bool wraps = std::is_unsigned_v<Number> && text.find('-') != std::string::npos;
         const bool good =

@@ -60,7 +60,7 @@ void AdasumSteps::begin(const Groups& groups) {
 
 std::string AdasumSteps::name_of(size_t number) const { return concat(options_.name, ".", number); }
 
-// A move is reduced where the parameter lies.
+// The move is computed and reduced in the parameter's own memory.
 Handle AdasumSteps::start(const Moved& moved, size_t number) const {
   moved.parameter.sub_(moved.start);
   const bool narrows = moved.parameter.scalar_type() == at::kFloat;
@@ -101,9 +101,9 @@ void AdasumSteps::end() {
       if (fault == nullptr) fault = std::current_exception();
     }
   };
-  // Each of them: the other ranks wait for those behind one that this rank refuses.
+  // Starts all: the other ranks also wait for those after one that this rank refuses.
   for (size_t i = 0; i < moved.size(); ++i) note([&] { handles.push_back(start(moved[i], i)); });
-  // All of them: what still runs would write to a parameter that is back where it was.
+  // Waits for all: one that still runs would write to a parameter that has been put back.
   for (const Handle& handle : handles) note([&] { (void)handle.wait(); });
   if (fault != nullptr) {
     put_back(moved);

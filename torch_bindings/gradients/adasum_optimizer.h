@@ -1,6 +1,6 @@
 // Any optimizer of LibTorch whose steps, not gradients, are combined over the ranks, by Adasum:
-// what its step has moved each parameter by is reduced with ReduceOp::Adasum, and all ranks move by
-// the result.
+// the move of each parameter (its change in the step) is reduced with ReduceOp::Adasum, and all
+// ranks move by the result.
 //
 //   horon::AdasumOptimizer optimizer(
 //       torch::optim::SGD(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9)));
@@ -9,8 +9,8 @@
 //
 // The learning rate is that of one rank: it is not scaled by the number of ranks. Each rank's
 // optimizer sees its own gradients, so that its state differs between the ranks. Several backward
-// passes before a step make it one of their sum. With an amp::GradScaler each rank has a scale of
-// its own, and one whose gradients are not finite moves by what the others do.
+// passes before a step add up. With an amp::GradScaler each rank has a scale of its own, and a rank
+// whose gradients are not finite moves by the combined moves of the others.
 //
 // Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021,
 // section 3.4; Horovod's DistributedOptimizer(op=Adasum) does the same.
@@ -39,7 +39,7 @@ struct AdasumOptimizerOptions {
   std::string name = "adasum";
   // The ranks that combine their steps. On the others a step is the optimizer's own.
   ProcessSet process_set = {};
-  // Of moves of float32: Float16 or BFloat16.
+  // Of float32 moves: Float16 or BFloat16.
   Compression compression = Compression::None;
 };
 
@@ -50,16 +50,17 @@ class AdasumSteps {
  public:
   using Groups = std::vector<::torch::optim::OptimizerParamGroup>;
 
-  // Throws Error(InvalidArgument) for a parameter or an option that Adasum has not; so does
-  // begin().
+  // Throws Error(InvalidArgument) for a parameter or an option that Adasum does not support; so
+  // does begin().
   AdasumSteps(AdasumOptimizerOptions options, const Groups& groups);
 
   // Before the optimizer's own step: remembers where the parameters are.
   void begin(const Groups& groups);
-  // After it. Collective. Throws as allreduce_(); then the parameters are where they were before.
+  // After the optimizer's own step: combines the moves. Collective. Throws as allreduce_(); then
+  // the parameters are where they were before.
   void end();
-  // In its place, in the handler of what the optimizer's own step has thrown: the parameters are
-  // where they were before, on all ranks, and end() throws on the others.
+  // Instead of end(), in the handler of what the optimizer's own step has thrown: puts the
+  // parameters back on all ranks, and end() throws on the others.
   void undo();
   std::vector<int> ranks() const { return options_.process_set.ranks(); }
 

@@ -100,8 +100,8 @@ void end_all() {
   if (first != nullptr) std::rethrow_exception(first);
 }
 
-// Also where a function of the program that is called before it throws: the other ranks have the
-// gradients of this pass, and so has this one.
+// Runs end_all(), even if a function of the program that is called before it throws: the other
+// ranks have the gradients of this pass, so this one must have them too.
 class EndAll {
  public:
   EndAll() = default;
@@ -109,7 +109,7 @@ class EndAll {
     if (has_run_) return;
     try {
       end_all();
-    } catch (...) {  // that of the program's function is on its way
+    } catch (...) {  // the program's exception is on its way
       return;
     }
   }
@@ -174,7 +174,7 @@ class AwaitedTask {
       listener->task_given_up(task_);
       return;
     }
-    // A pass within another one, which may go on: how that ends decides.
+    // A pass within another one, which may go on: the end of the outer one decides.
     listener->task_ended(task_);
     try {
       listener->task_found(BackwardEnds::current_task());

@@ -24,7 +24,7 @@ namespace horon::torch_detail {
 class BackwardListener {
  public:
   virtual void task_ended(int64_t task) noexcept = 0;
-  // In the place of task_ended() after an exception, which is on its way to the program.
+  // Instead of task_ended() after an exception, which is on its way to the program.
   virtual void task_given_up(int64_t task) noexcept = 0;
   // The outermost backward() of this thread is about to return. True: the listener has submitted
   // its collectives; call backward_ended() once all listeners of this backward() have been asked.

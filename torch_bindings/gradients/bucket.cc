@@ -84,7 +84,7 @@ GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
   lay_out(layouts, settings, std::move(shares));
 }
 
-// In the memory that it has, and for the runtime.
+// Lays out the gradients in the memory of the bucket, and as parts of its spec.
 void GradientBucket::lay_out(std::span<const GradientLayout> layouts,
                              const GradientSettings& settings, std::vector<int64_t> shares) {
   std::vector<core::TensorPart> parts;
@@ -236,7 +236,7 @@ void GradientBucket::note_reader() const {
 
 void GradientBucket::write_flags(const RoundFlags& flags) {
   if (!narrows()) {
-    // What lies before them shares a block with gradients, of which one may have been NaN.
+    // Clears the gap before the flags: it shares a block with gradients, and may hold a NaN.
     std::memset(memory_.get() + bytes_of(reals_), 0, bytes_of(flags_begin_ - reals_));
     return flags.write(memory_.get() + bytes_of(flags_begin_), real_dtype_);
   }

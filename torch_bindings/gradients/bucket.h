@@ -5,7 +5,8 @@
 // that the entry has a single MemoryPart and nothing is packed a second time. Complex gradients
 // have buckets of their own; for the runtime each number there is two real ones. Behind them lie
 // the flags of the round, where the ranks send them (GradientSettings::has_round_flags()); with
-// Compression::Int8 in a block of their own, since in one with gradients the smaller would be lost.
+// Compression::Int8 in a block of their own, since in a block with gradients the smaller numbers
+// would be lost.
 //
 // With shard_gradients each rank gets some of the gradients: those of one rank lie in one stretch,
 // which is reduced to it alone. The result comes to a stretch behind all of them, and from there to
@@ -41,10 +42,10 @@ namespace horon::torch_detail {
 
 class GradientBucket {
  public:
-  // `slots` are indices into `layouts`. `shares`: real numbers of the gradients that each rank of
-  // the set gets, which lie in the order of ranks; empty: all ranks get all. Takes memory from
-  // ops::allocate_host(), or on a GPU from LibTorch; for a bucket that nobody touches (of a sparse
-  // gradient, or on a rank that reduces alone) only address space.
+  // `slots` are indices into `layouts`. `shares`: for each rank of the set, how many real numbers
+  // of the gradients it gets; they lie in the order of ranks. Empty: all ranks get all. Takes
+  // memory from ops::allocate_host(), or on a GPU from LibTorch; for a bucket that nobody touches
+  // (of a sparse gradient, or on a rank that reduces alone) only address space.
   GradientBucket(std::string name, std::vector<size_t> slots,
                  std::span<const GradientLayout> layouts, const GradientSettings& settings,
                  std::vector<int64_t> shares, bool untouched);
@@ -55,8 +56,8 @@ class GradientBucket {
   at::Tensor flat() const;
   const BucketPart& part(size_t part) const { return parts_[part]; }
 
-  // Before the first submission: what the ranks compare beside the gradients of this bucket, the
-  // plan of all of them.
+  // Before the first submission: the plan of all buckets, which the ranks compare beside the
+  // gradients of this bucket.
   void name_plan(const std::string& plan);
   // Hands the bucket to the runtime. `absent`: says for each gradient whether this rank has none;
   // empty if it has all. If the bucket narrows(), all of its parts have been narrowed. A bucket
@@ -66,11 +67,11 @@ class GradientBucket {
   // On a GPU: the current stream has been given work that writes to this memory, or to a late part
   // of one of these gradients. Any thread.
   void note_writer();
-  // The current stream goes on behind what the writers noted so far have been given, so that values
-  // in this memory can be read or changed there. Before a submission. Throws LibTorch's errors.
+  // The current stream waits for the work of the writers noted so far, so that it can read or
+  // change values in this memory. Before a submission. Throws LibTorch's errors.
   void let_current_stream_wait_for_writers();
-  // On a GPU: the current stream goes on with this memory when `handle` has finished. LibTorch must
-  // know, or it may give the memory away too early when nobody holds it any more.
+  // On a GPU: the current stream uses this memory after `handle` has finished. LibTorch must know
+  // that, or it may give the memory away too early when nobody holds it any more.
   void note_reader() const;
   // When `handle` has finished with a result, once: brings it to where the gradients lie.
   void place_result() const;
@@ -102,7 +103,7 @@ class GradientBucket {
     int64_t count = 0;
     size_t result_at = 0;  // in memory_, in bytes; in the dtype that travels
     at::Tensor values = {}, result = {};
-    // On a GPU, where gradients travel in 16 bits: they are brought there when the bucket goes.
+    // On a GPU with compression to 16 bits: submit() narrows `all` into `all_narrow`.
     at::Tensor all = {}, all_narrow = {};
   };
 
@@ -131,14 +132,14 @@ class GradientBucket {
   std::byte* input_ = nullptr;  // of the collective, in memory_
   std::optional<Share> share_;  // empty: this rank gets all
   std::shared_ptr<std::byte> memory_;
-  // On a GPU: what memory_ is of, and the stream that LibTorch has given it for.
+  // On a GPU: the tensor that owns memory_, and the stream for which LibTorch has allocated it.
   at::Tensor memory_on_gpu_;
   std::optional<c10::Stream> stream_of_memory_;
   c10::Storage storage_;
   std::shared_ptr<const core::EntrySpec> spec_;  // made once, so that a step copies no names
   c10::Device device_;
   std::mutex writers_mutex_;
-  std::vector<c10::Stream> writers_;  // that no stream has been let wait for
+  std::vector<c10::Stream> writers_;  // for which no stream has waited yet
 };
 
 }  // namespace horon::torch_detail

@@ -1,4 +1,4 @@
-// In which order gradients share out over buckets, learned from the order in which they come.
+// The order in which gradients fill the buckets, learned from the order in which they come.
 //
 // By itself a reducer takes the reverse of the parameters: most models register their modules in
 // the order in which they run them. Where a model does not, each bucket holds some gradient that
@@ -29,7 +29,7 @@ class ArrivalOrder {
   void note(size_t gradient) {
     if (watches()) places_[gradient] = next_.fetch_add(1, std::memory_order_relaxed);
   }
-  // Those that have come, in this order.
+  // The gradients that have come, in the order of arrival.
   std::vector<size_t> arrived() const;
 
  private:
@@ -43,9 +43,9 @@ class ArrivalOrder {
 // An order of all `gradients`: those that have come, then the others, the last parameter first.
 std::vector<size_t> order_of_all(std::span<const size_t> arrived, size_t gradients);
 
-// When a byte of a gradient can start to travel, as the part of the gradients that have come by
-// then: the mean over the bytes of those that came; 0 to 1. Gradients that did not come hold no
-// bucket up, as the reducer has learned by the next step.
+// How late a byte of a gradient can start to travel, from 0 to 1: the share of the gradients that
+// have come by then, averaged over the bytes of those that came. Gradients that did not come hold
+// no bucket up, as the reducer has learned by the next step.
 double mean_start(const SlotGroups& buckets, std::span<const GradientLayout> layouts,
                   std::span<const size_t> arrived);
 

@@ -18,7 +18,7 @@
 
 namespace horon::torch_detail {
 
-// Where the gradients of a bucket lie that travel in 16 bits.
+// The memory of a bucket for gradients that travel in 16 bits.
 struct NarrowMemory {
   std::byte* memory = nullptr;  // null: they travel as they are
   DataType dtype = DataType::BFloat16;
@@ -76,7 +76,7 @@ class BucketPart {
     return true;
   }
 
-  // Of lazily negated, conjugated and zero tensors the memory is not what the tensor says.
+  // The memory of lazily negated, conjugated and zero tensors does not hold their values.
   static constexpr c10::DispatchKeySet kNotItsValues{
       c10::DispatchKey::Negative, c10::DispatchKey::Conjugate, c10::DispatchKey::ZeroTensor};
 

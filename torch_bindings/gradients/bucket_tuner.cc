@@ -20,14 +20,14 @@ using TuningStage = core::Autotuner::Stage;
 
 // Logarithms of bytes to the base 2.
 constexpr double kOthersMin = 16, kOthersMax = 26;
-// The first one may hold everything: then nothing travels before backward has ended, which is best
-// where messages are work of the cores that train.
+// The first bucket may hold everything: then nothing travels before backward has ended, which is
+// best where messages are work of the cores that train.
 constexpr double kFirstMin = 14, kFirstMax = 26;
 constexpr double kStride = 0.5;
 // Shorter pieces cost more to count than they could gain.
 constexpr double kPieceMin = 15;
 constexpr double kPieceStride = 1;
-// How many steps a wish rests that not all ranks have heard: ranks that have joined come back all
+// How many steps a wish rests if not all ranks have heard it: ranks that have joined come back all
 // together, and not soon.
 constexpr int64_t kQuietSteps = 16;
 
@@ -48,7 +48,7 @@ core::TuningSettings in_settings(const BucketBytes& bytes) {
           {"piece_bytes", bytes.piece}};
 }
 
-// Of a file, which may be older than the setting of pieces.
+// From a file, which may be older than the setting of pieces: then `piece` holds.
 std::optional<BucketBytes> bytes_of(const core::TuningSettings& settings, int64_t piece) {
   BucketBytes bytes;
   bytes.piece = piece;

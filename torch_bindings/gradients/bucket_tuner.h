@@ -5,9 +5,9 @@
 //
 // What is searched: HORON_BUCKET_BYTES from 64 KiB to 64 MiB, HORON_FIRST_BUCKET_BYTES from 16 KiB
 // to 64 MiB, in steps of half an octave, as far as they lead to different buckets; and
-// HORON_PIECE_BYTES, what the op chooses and octaves from 32 KiB to the longest that it can do,
-// where it has pieces. core/tuning says how. Of several reducers in a process one is tuned at a
-// time, since their steps overlap.
+// HORON_PIECE_BYTES, if the op works in pieces: its own choice, and octaves from 32 KiB to the
+// longest piece that it supports. core/tuning says how. Of several reducers in a process one is
+// tuned at a time, since their steps overlap.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct TuningSubject {
   core::PieceSizes pieces;                             // all 0: pieces are not searched
 };
 
-// Seconds, ever more of them. Tests put a clock of their own in the place of the real one, between
+// Seconds, never going back. Tests put a clock of their own in the place of the real one, between
 // sessions; null puts the real one back.
 using TuningClock = double (*)();
 void set_tuning_clock(TuningClock clock);
@@ -54,9 +54,9 @@ class BucketTuner {
   void end_step();
   // What all ranks are to use; empty if they do.
   std::optional<BucketBytes> wish() const;
-  // They use the wish from the next round on.
+  // All ranks use the wish from the next round on.
   void all_agreed();
-  // Some ranks had joined and did not hear it. It is said again later.
+  // Some ranks had joined and did not hear the wish. They are told again later.
   void some_absent();
   // Tuning is of no use: back to the start.
   void give_up(const std::string& why);
@@ -93,7 +93,7 @@ class BucketTuner {
   std::optional<core::Autotuner> tuner_;
   int64_t samples_ = 0;  // of this stage
   core::Autotuner::Stage stage_ = core::Autotuner::Stage::Search;
-  double start_s_ = 0;  // a step, in the first sample
+  double start_s_ = 0;  // seconds of a step in the first sample
   const double began_s_;
   std::optional<double> last_end_s_;
   int64_t quiet_steps_ = 0;

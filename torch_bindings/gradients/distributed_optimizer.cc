@@ -175,8 +175,8 @@ void OptimizerSteps::synchronize(const Groups& groups, GradientReducer::Passes p
 
 void OptimizerSteps::before_step(const Groups& groups) {
   // Gradients that backward() has reduced are measured in the step: until then the program may
-  // change them, also through data(), which no version counter shows. Those that are reduced in
-  // here it can't change before the step, so they are measured as their buckets arrive.
+  // change them, also through data(), which no version counter shows. It can't change those that
+  // are reduced in here, so they are measured as their buckets arrive.
   scaling_->forget();
   const Measuring measuring(reducer_.impl_->on_settled, *scaling_);
   if (reducer_.impl_->changed_since_synchronize()) {
@@ -296,7 +296,7 @@ at::Tensor OptimizerSteps::make_step(::torch::optim::Optimizer& optimizer,
     if (may_fuse) {
       if (scaling_->repeats() || scaling_->needs_apply()) scaling_->apply(optimizer.param_groups());
       const bool fused = fused_->update(optimizer, scaling_->factor());
-      // Each parameter of which the state is shared out is rounded on one rank.
+      // If the state is shared out, each parameter is rounded on one rank only.
       reducer_.impl_->note_step(fused_->rounded_otherwise() && !shards_);
       if (fused) return {};
     }
@@ -335,7 +335,7 @@ void OptimizerSteps::on_submitted(std::function<void(const BucketView&)> functio
   set_bucket_functions();
 }
 
-// The reducer knows one.
+// The reducer takes a single function.
 void OptimizerSteps::set_bucket_functions() {
   if (!before_bucket_ && !on_submitted_) return reducer_.before_bucket(nullptr);
   reducer_.before_bucket([this](const BucketView& bucket) {

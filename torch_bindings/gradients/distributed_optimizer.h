@@ -58,8 +58,8 @@ class ShardOwners;
 class StateShards;
 class StepScaling;
 
-// Throw Error(InvalidArgument) naming the optimizer: there is something that would not be in the
-// archive, or LBFGS has made a step, which LibTorch can't write.
+// Throw Error(InvalidArgument) naming the optimizer: it has state that would not be in the archive,
+// or it is an LBFGS that has made a step, whose state LibTorch can't write.
 void require_no_state(const ::torch::optim::Optimizer& optimizer, const std::type_info& type);
 void require_saveable(const ::torch::optim::LBFGS& optimizer);
 
@@ -69,7 +69,7 @@ void require_unsharded(const DistributedOptimizerOptions& options, const char* o
 // Throws Error(InvalidArgument).
 ::torch::optim::Optimizer& not_null(::torch::optim::Optimizer* optimizer);
 
-// Has it a save() of its own?
+// Does Opt override save()?
 template <class Opt>
 inline constexpr bool kSavesState =
     !std::is_same_v<decltype(&Opt::save),
@@ -84,14 +84,16 @@ class OptimizerSteps {
                  const DistributedOptimizerOptions& options);
   ~OptimizerSteps();
 
-  // Hooks parameters that were added to the groups, and reduces what backward() has not; then all
-  // backward passes of the step must have run.
+  // Hooks parameters that were added to the groups, and reduces what backward() has not reduced.
+  // All backward passes of the step must have run.
   void before_step(const Groups& groups);
-  // The same without a closure. An error of this rank alone keeps no other in the step.
+  // The same, for a step without a closure. If it throws on this rank alone, no other rank waits in
+  // the step.
   void before_plain_step(const Groups& groups);
-  // The optimizer's own step would call the closure once, before anything else.
+  // Whether the optimizer's own step calls the closure once, before anything else.
   static bool calls_closure_first(const ::torch::optim::Optimizer& optimizer);
-  // Calls the closure and reduces what it has computed. Returns the loss of all ranks.
+  // Calls the closure, reduces the gradients and the loss that it has computed, and returns the
+  // loss.
   at::Tensor evaluate(const Groups& groups, const ::torch::optim::Optimizer::LossClosure& closure);
   // The same as a closure, for an optimizer that calls it itself. Throws Error(InvalidArgument) if
   // gradients are to be scaled or clipped.
@@ -99,11 +101,11 @@ class OptimizerSteps {
                                               ::torch::optim::Optimizer::LossClosure closure);
   void synchronize(const Groups& groups,
                    GradientReducer::Passes passes = GradientReducer::Passes::Any);
-  // Makes the step in one pass, or leaves it out, as the options say; or lets `own_step` make it,
-  // which is the optimizer's, and returns what that does.
+  // As the options say: makes the step in one pass, skips it, or calls `own_step`, which is the
+  // optimizer's own step, and returns its result.
   at::Tensor make_step(::torch::optim::Optimizer& optimizer,
                        const std::function<at::Tensor()>& own_step);
-  // What comes after synchronize() in the place of a step.
+  // Ends a step without moving the parameters.
   void leave_out();
   void before_bucket(std::function<void(const BucketView&)> function);
   void on_submitted(std::function<void(const BucketView&)> function);
@@ -145,7 +147,7 @@ class OptimizerSteps {
   std::unique_ptr<StepScaling> scaling_;
   std::unique_ptr<StateShards> shards_;
   std::optional<double> unscaled_by_;
-  int64_t unscaled_round_ = 0;  // the number of rounds then
+  int64_t unscaled_round_ = 0;  // the number of rounds at that time
 };
 
 // The calls that every DistributedOptimizer has. Self has param_groups().
@@ -169,9 +171,9 @@ class OptimizerCalls : public ScaledSteps {
     steps_->reducer().after_bucket(std::move(function));
   }
 
-  // From the next step on; the same on all ranks. If steps that differ in the last bits were fused
-  // on some ranks only, the next round throws Error(Mismatch) that names them; not where some ranks
-  // have a GPU and others none, which round differently anyway.
+  // From the next step on; the same on all ranks. If only some ranks have fused steps that fusing
+  // changes in the last bits, the next round throws Error(Mismatch) that names these ranks. Not
+  // checked where only some ranks have a GPU: they round differently anyway.
   void set_fused_step(FusedStep wish) { steps_->set_fused_step(wish); }
   // Why the last step was the optimizer's own, in words that name the parameter; empty if it was
   // made in one pass, or there was none.
@@ -227,7 +229,7 @@ class OptimizerCalls : public ScaledSteps {
   Self& self() { return static_cast<Self&>(*this); }
   const Self& self() const { return static_cast<const Self&>(*this); }
 
-  // For GradScaler and AdaScale, which have a ScaledSteps.
+  // For GradScaler and AdaScale, which hold a ScaledSteps.
   void note_unscaled(double scale) override { steps_->note_unscaled(scale); }
   std::optional<double> unscaled_by() const override { return steps_->unscaled_by(); }
   void leave_out() override { steps_->leave_out(); }
@@ -254,10 +256,10 @@ class DistributedOptimizer : public Opt,
   static_assert(std::is_base_of_v<::torch::optim::Optimizer, Opt>);
 
  public:
-  // Takes over an optimizer, new or with state. Its parameters are reduced, and no others; their
-  // names come from `named` (a module, named_parameters(), a list of pairs: see named_tensors.h).
-  // Parameters without a name there get one by their position. Local. Throws as GradientReducer
-  // does.
+  // Takes over an optimizer, new or with state. The gradients of its parameters are reduced, and no
+  // others; their names come from `named` (a module, named_parameters(), a list of pairs: see
+  // named_tensors.h). Parameters without a name there get one by their position. Local. Throws as
+  // GradientReducer does.
   DistributedOptimizer(Opt&& optimizer, const NamedTensors& named,
                        const DistributedOptimizerOptions& options = {})
       : Opt(std::move(optimizer)),
@@ -273,13 +275,13 @@ class DistributedOptimizer : public Opt,
   //
   // With a closure: what it computes is reduced when it returns, each time it is called. The loss
   // that it returns becomes that of all ranks (their sum for Sum, else their average), so that
-  // optimizers that decide by it, such as LBFGS, decide alike everywhere. Not where some ranks have
-  // a GPU and others none: there step(closure) of such an optimizer throws Error(InvalidArgument).
-  // A rank whose closure returns none, as it had no samples, gets that of the others, in the type
-  // of its first parameter.
+  // optimizers that decide by it, such as LBFGS, decide alike everywhere. Where only some ranks
+  // have a GPU, step(closure) of such an optimizer throws Error(InvalidArgument). A rank whose
+  // closure returns no loss, as it had no samples, gets that of the others, in the dtype of its
+  // first parameter.
   //
-  // Where the closure throws on some ranks after its gradients were reduced, step(closure) throws
-  // on the others too, an Error that has its text.
+  // If the closure throws on some ranks after its gradients were reduced, step(closure) throws an
+  // Error with its text on the others too.
   //
   // Throws as GradientReducer::synchronize(Passes::All); with WaitIn::Step Error(InvalidArgument)
   // naming a parameter whose gradient came between synchronize() and step(). Then the parameters
@@ -337,8 +339,8 @@ class DistributedOptimizer : public Opt,
   void keep_own_state() override { this->distributed_steps().keep_own_state(*this); }
 };
 
-// For an optimizer whose type the program does not say: this class is no optimizer itself, but
-// works on the one that it is given. Schedulers, save and load go on using that one.
+// For an optimizer that the program holds as the base class. This class is no optimizer itself, but
+// works on the given one. Schedulers, save and load go on using the given one.
 template <>
 class DistributedOptimizer<::torch::optim::Optimizer>
     : public torch_detail::OptimizerCalls<DistributedOptimizer<::torch::optim::Optimizer>> {

@@ -52,8 +52,8 @@ bool fits(const at::Tensor& state, const at::Tensor& parameter) {
          state.sizes() == parameter.sizes();
 }
 
-// State that was loaded may lie otherwise in memory than the parameter, and not on all ranks: after
-// a broadcast it does on the root alone. It is laid out anew, once, and all can go on fused.
+// State that was loaded may lie in memory otherwise than the parameter, and on some ranks only:
+// after a broadcast on the root alone. It is laid out anew, once, so that all ranks can fuse.
 const at::Tensor& laid_out(at::Tensor& state, const at::Tensor& parameter) {
   if (!lies_as(state, parameter)) state = laid_out_as(parameter, state);
   return state;
@@ -275,7 +275,7 @@ void step(optim::Adagrad& optimizer, double gradient_factor) {
   }
 }
 
-// Calls `work` with the optimizer as what it is. False: it is none of these.
+// Calls `work` with the optimizer as its own type. False: it is none of these.
 template <class Work>
 bool with_known(optim::Optimizer& optimizer, const Work& work) {
   const std::type_info& type = unwrapped_type(optimizer);
@@ -328,7 +328,8 @@ bool gives_optimizers_bits(const SgdKernel& kernel) {
 
 const SgdKernel* find_bit_equal_sgd_kernel() {
   const PlainMode plain;
-  // Elsewhere no function of that file is called: the compiler may have used AVX2 anywhere in it.
+  // On other machines no function of that file may be called: the compiler may have used AVX2
+  // anywhere in it.
   if (has_fma_instruction()) {
     static const SgdKernel with = sgd_kernel_fma();
     if (gives_optimizers_bits(with)) return &with;
@@ -364,7 +365,7 @@ bool FusedUpdate::knows(const optim::Optimizer& optimizer) {
 bool FusedUpdate::update(optim::Optimizer& optimizer, double gradient_factor) {
   if (!knows(optimizer)) return false;
   const PlainMode plain;
-  // Versions of parameters go up where the optimizer's own step lets them.
+  // Versions of parameters go up only as in the optimizer's own step.
   const at::AutoDispatchBelowADInplaceOrView below;
   with_known(optimizer, [this](auto& known) { refusal_ = refusal_of(known); });
   if (!refusal_.why.empty()) return false;

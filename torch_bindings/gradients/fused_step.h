@@ -1,7 +1,7 @@
 // The step of LibTorch's own optimizers in one pass over parameters, gradients and state.
 //
-// The state stays where the optimizer keeps it, so that each step may be made here or there, and
-// save, load and broadcast need not know.
+// The state stays where the optimizer keeps it, so that each step may be made here or by the
+// optimizer, and save, load and broadcast need not know.
 #pragma once
 
 #include <cstddef>

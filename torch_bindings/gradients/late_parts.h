@@ -30,7 +30,7 @@ class LateParts {
   // The settings outlive it.
   LateParts(std::string reducer_name, const GradientSettings& settings);
 
-  // What a round begins with: nothing of the one before.
+  // Begins a round: forgets the one before.
   void clear();
   // No rank has anything in this round.
   bool empty() const { return flags_ == nullptr; }

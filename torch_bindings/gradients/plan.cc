@@ -16,7 +16,7 @@
 namespace horon::torch_detail {
 namespace {
 
-// Of a bucket, whose flags (round_flags.h) are one part more.
+// Gradients in a bucket; its flags (round_flags.h) are one part more.
 constexpr size_t kGradientsMax = core::kPartsMax - 1;
 
 std::vector<int64_t> row_major_strides(at::IntArrayRef sizes) {

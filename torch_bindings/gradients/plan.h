@@ -30,7 +30,7 @@ struct GradientLayout {
   at::ScalarType real_dtype() const { return c10::toRealValueType(dtype); }
   int64_t reals() const { return c10::isComplexType(dtype) ? 2 * elements() : elements(); }
   std::vector<int64_t> real_sizes() const;
-  // Has the parameter still this dtype, device, shape and strides?
+  // Whether the parameter still has this dtype, device, shape and strides.
   bool fits(const at::Tensor& parameter) const;
   // The name that ranks compare: those that hold one parameter in different layouts would add
   // unlike elements.
@@ -60,10 +60,11 @@ struct BucketBytes {
 };
 
 // The buckets. `order`: in which gradients come, each index once. Empty: backward reaches the last
-// parameters first, so it is the reverse of theirs. A group is a bucket. Of the other gradients
-// only those of one dtype share one, and frozen parameters have their own, which then cost nothing,
-// as has each sparse one. A bucket is closed when it holds `bytes.others`; the first one of a dtype
-// at `bytes.first`, so that communication starts early. No gradient is split.
+// parameters first, so it is the reverse of theirs. Each group is a bucket. Other gradients share a
+// bucket only with those of their dtype; frozen parameters have buckets of their own, which then
+// cost nothing, and so has each sparse gradient. A bucket is closed when it holds `bytes.others`;
+// the first one of a dtype at `bytes.first`, so that communication starts early. No gradient is
+// split.
 SlotGroups plan_buckets(std::span<const GradientLayout> layouts, const BucketBytes& bytes,
                         const SlotGroups& groups, std::span<const size_t> order);
 

@@ -61,8 +61,8 @@ int64_t column_count(const at::Tensor& parameter) {
   return parameter.numel() / std::max<int64_t>(1, row_count(parameter));
 }
 
-// Gram and Schmidt's way, each column twice, so that rounding leaves no part of those before in it.
-// A column of zeros, or what is nothing beside those before, stays zero.
+// Gram-Schmidt, each column twice, so that rounding leaves no part of earlier columns in it. A
+// column of zeros, or one that is nothing beside the earlier ones, stays zero.
 template <class T>
 void orthonormalize_columns(T* values, int64_t rows, int64_t columns) {
   const auto product = [=](int64_t a, int64_t b) {
@@ -86,8 +86,8 @@ void orthonormalize_columns(T* values, int64_t rows, int64_t columns) {
   }
 }
 
-// In the place of the columns an orthonormal basis of them. On the CPU by loops of our own, which
-// give the same bits on CPUs of any kind.
+// Replaces the columns by an orthonormal basis of them. On the CPU by loops of our own, which give
+// the same bits on CPUs of any kind.
 void orthonormalize(at::Tensor& columns) {
   if (!columns.is_cpu()) {
     columns.copy_(std::get<0>(at::linalg_qr(columns, "reduced")));
@@ -177,7 +177,7 @@ double PowerSgd::compression_rate() const {
   return travels > 0 ? all / travels : 1;
 }
 
-// Once, since each step compares them.
+// Made once, since each step compares them.
 std::vector<torch_detail::Fact> PowerSgd::facts_of_all() const {
   std::vector<torch_detail::Fact> facts{
       {"the options",
@@ -242,7 +242,7 @@ PowerSgd::Said PowerSgd::agree() const {
           .compresses = flag[kStarted] != 0 && flag[kNotFinite] == 0 && columns_.defined()};
 }
 
-// Values that are no combination of those before, the same on all ranks.
+// New random values, the same on all ranks.
 void PowerSgd::begin_rows_anew(size_t part) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(options_.seed + part);
   at::Tensor& rows = parts_[part].rows;
@@ -371,7 +371,7 @@ void PowerSgd::go_on_from(std::vector<Saved> ranks) {
   std::erase_if(ranks, [](const Saved& saved) { return saved.tensors.empty(); });
   if (ranks.empty()) refuse(options_.name, "the archive is of no rank of the process set");
   const auto fewer = [](const Saved& a, const Saved& b) { return a.steps < b.steps; };
-  // Of ranks that had joined not the last word.
+  // Ranks that had joined are behind: the one with the most steps decides.
   const Saved& ahead = *std::max_element(ranks.begin(), ranks.end(), fewer);
   const std::vector<Kept> all = kept();
   steps_ = ahead.steps;

@@ -15,8 +15,8 @@
 // A gradient of n rows and m columns (of a convolution: all but the first dimension) travels as
 // matrix_rank * (n + m) numbers, in two allreduces, instead of n * m. What that leaves out is kept,
 // and added to this rank's next gradient. Vectors, and matrices that this would hardly shorten, are
-// averaged as they are. Products of these matrices take the place of bytes, so it pays where the
-// network is the longer part; nothing overlaps with backward(). It has run on CPUs so far.
+// averaged as they are. Matrix products take the place of bytes, so it pays where the network takes
+// longer than the products; nothing overlaps with backward(). It has run on CPUs so far.
 //
 // With an amp::GradScaler reduce() comes before unscale_(), so that all ranks see the same
 // gradients. What was left out keeps the scale of its step.
@@ -42,7 +42,7 @@ namespace horon {
 // The same on all ranks of the process set.
 struct PowerSgdOptions {
   int64_t matrix_rank = 1;
-  // The first gradients, which change fast, are averaged as they are: so many calls of reduce().
+  // The first start_step calls of reduce() average gradients as they are, as these change fast.
   int64_t start_step = 1000;
   // Matrices that become shorter by less than this factor are averaged as they are.
   double min_compression_rate = 2;
@@ -79,9 +79,9 @@ class PowerSgd {
   double compression_rate() const;
 
   // Between two calls of reduce(): steps(), what the next approximation begins with, and what was
-  // left out on this rank. For Checkpoints::add_of_rank(). load() goes on bit by bit.
-  // load_resharded(), from what all ranks of a job of another number have saved, gives each rank
-  // the mean of what was left out, so that nothing of it is lost. Both throw
+  // left out on this rank. For Checkpoints::add_of_rank(). After load() the run continues with the
+  // same bits. load_resharded(), from what all ranks of a job of another number have saved, gives
+  // each rank the mean of what was left out, so that nothing of it is lost. Both throw
   // Error(InvalidArgument), and nothing has changed, if an archive is of other matrices or of
   // another matrix_rank. Other options may change.
   void save(torch::serialize::OutputArchive& archive) const;
@@ -107,7 +107,7 @@ class PowerSgd {
   void take_memory();
   std::vector<torch_detail::Fact> facts_of_all() const;
   void check_gradients() const;
-  // What the ranks say together before anything travels.
+  // What the ranks agree on before a gradient travels.
   struct Said {
     std::vector<bool> present;  // the gradients that some rank has
     bool compresses = false;

@@ -13,7 +13,7 @@ namespace horon {
 using namespace torch_detail;
 
 // Another session may have other ranks, and another reducer may have this one's name there. Outside
-// any session the call itself says so.
+// any session the call itself throws.
 void GradientReducer::Impl::require_session() const {
   const uint32_t running = ops::session_number();
   if (running == 0 || running == session_) return;
@@ -25,8 +25,8 @@ void GradientReducer::Impl::require_session() const {
 }
 
 // No round is open, and no hook of another thread runs: a join() has no backward() beside it. What
-// this rank has submitted, the others have reduced before the join ended, in a step that it has not
-// made: as a value of .grad it would be one that they do not hold.
+// this rank has submitted, the others have reduced before the join() ended, in a step that this
+// rank has not made: kept in .grad it would be a value that the others do not hold.
 void GradientReducer::Impl::begin_anew_after_join() {
   if (!is_initialized()) return;
   const uint64_t joins = ops::call_counts().times_forgotten(settings_.set);

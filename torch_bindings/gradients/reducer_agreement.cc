@@ -196,7 +196,7 @@ void GradientReducer::Impl::break_down(const Error& error) {
 }
 
 // The gradients of different backward passes were put together: no rank can use them. All begin a
-// step behind it.
+// new step after it.
 void GradientReducer::Impl::refuse_round_number() {
   const std::vector<RoundNumber> numbers = agreement_->numbers_of_ranks(number_);
   std::map<std::pair<int64_t, int64_t>, std::vector<int>> ranks_in;  // [step, round]

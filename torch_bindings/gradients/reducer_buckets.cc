@@ -97,7 +97,7 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
   make_buckets(first_slot);
 }
 
-// One that was unfrozen since would be trained by the gradients of each rank.
+// Refuses one that was unfrozen since: each rank would train it by its own gradients.
 void GradientReducer::Impl::check_left_out() const {
   for (const auto& [name, parameter] : left_out_) {
     if (parameter.requires_grad()) (void)layout_of(parameter, name, settings_.op);  // throws
@@ -196,7 +196,7 @@ void GradientReducer::Impl::set_passes(int passes) {
   if (settings_.member) rebuild(std::move(layouts_));  // the ranks compare it with the plan
 }
 
-// Their memory is asked for once, and not by each launch of a graph.
+// Memory of buckets is allocated once, and not by each launch of a graph.
 void GradientReducer::Impl::refuse_new_buckets_in_capture(
     const std::vector<GradientLayout>& layouts) const {
   if (layouts.empty() || !current_stream_is_captured(layouts.front().device)) return;
@@ -208,7 +208,7 @@ void GradientReducer::Impl::refuse_new_buckets_in_capture(
 
 void GradientReducer::Impl::rebuild(std::vector<GradientLayout> layouts) {
   refuse_new_buckets_in_capture(layouts);
-  has_graphs_ = false;  // they write to the buckets that were
+  has_graphs_ = false;  // graphs write to the old buckets
   layouts_ = std::move(layouts);
   const std::deque<GradientBucket> old = std::exchange(buckets_, {});  // until all have moved
   make_buckets(0);
@@ -239,7 +239,7 @@ std::vector<GradientLayout> GradientReducer::Impl::current_layouts() const {
   return layouts;
 }
 
-// They write to it as long as they are launched, also when there are other buckets.
+// Graphs write to this memory as long as they are launched, also when other buckets are in use.
 void GradientReducer::Impl::keep_memory_for_graphs() {
   has_graphs_ = true;
   for (const GradientBucket& bucket : buckets_) {
@@ -254,7 +254,7 @@ void GradientReducer::Impl::keep_memory_for_graphs() {
 void GradientReducer::Impl::rebuild_if_changed() {
   const bool changed = !all_fit();
   if (!changed && !next_bytes_ && !next_order_) return;
-  // What only would be faster is not worth it: .grad is where graphs write.
+  // Buckets that would only be faster are not made then: graphs write to .grad where it is now.
   const bool is_for_graphs =
       !memory_of_graphs_.empty() || current_stream_is_captured(settings_.device);
   if (!changed && is_for_graphs) return;

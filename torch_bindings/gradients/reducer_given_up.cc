@@ -1,4 +1,4 @@
-// A backward() that an exception has ended on this rank, or the closure of a step: the others,
+// After an exception has ended backward(), or the closure of a step, on this rank: the others,
 // which wait for its gradients, are told, and nothing of the round counts. So the ranks can go on
 // with the next step together.
 //
@@ -42,7 +42,7 @@ bool GradientReducer::Impl::leave_evaluation(bool has_reduced) {
   if (alone_ || !settings_.member) return leave_step();
   if (has_reduced && !round_) {
     if (round_failed_ || broken_) return false;  // on all ranks
-    // Else the others are in the next backward() of it, as far as the step before tells.
+    // Else the others are in the evaluation's next backward(), judging by the step before.
     if (number_.round == 1 || number_.round > rounds_in_step_) return leave_step();
   }
   std::unique_lock lock(mutex_);
@@ -52,7 +52,7 @@ bool GradientReducer::Impl::leave_evaluation(bool has_reduced) {
   return false;
 }
 
-// Unless a round is open.
+// Does nothing if a round is open.
 void GradientReducer::Impl::give_up(std::unique_lock<std::mutex>& lock, const char* what) noexcept {
   if (!settings_.member || alone_ || broken_ || round_) return;
   gave_up_ = true;
@@ -72,8 +72,8 @@ void GradientReducer::Impl::give_up(std::unique_lock<std::mutex>& lock, const ch
   leave_round_unattended();
 }
 
-// What it throws goes to the program, which may never come back: the other ranks and hooks of other
-// threads would wait for this one.
+// What begin_round() throws goes to the program, which may never come back. So the rest is refused
+// first: the other ranks, and hooks of other threads, would wait for this thread.
 void GradientReducer::Impl::begin_round_or_leave_it(bool early) {
   try {
     begin_round(early);
@@ -95,9 +95,8 @@ void GradientReducer::Impl::leave_round_unattended() noexcept {
   round_over_.notify_all();
 }
 
-// What is not under way fails on all ranks, which end the round then. Nothing of this rank's
-// gradients is touched here: what ends a backward pass of a GPU may do so on a thread of the
-// engine.
+// Makes what is not in flight fail on all ranks, which then end the round. Does not touch this
+// rank's gradients: a backward pass of a GPU may end on a thread of the engine.
 void GradientReducer::Impl::refuse_rest(Failures& failures) {
   const std::string what = round_->given_up
                                ? core::concat(round_->ended, " on rank ", rank(), " has ended")

@@ -52,7 +52,7 @@ GradientReducer::Impl::Impl(const NamedTensors& parameters, const GradientReduce
   add_parameters(parameters);
 }
 
-// No gradient has come since the last round.
+// Called for the first gradient since the last round.
 void GradientReducer::Impl::begin_gathering(int64_t task) {
   const PlainMode plain;
   rebuild_if_changed();
@@ -78,7 +78,7 @@ bool GradientReducer::Impl::all_fit() const {
 }
 
 // The gradients that the bucket waits for: those that have come in this round of an earlier step.
-// 0: it does not go during backward().
+// 0: it is not submitted during backward().
 int64_t GradientReducer::Impl::expect(GradientBucket& bucket) {
   int64_t expected = 0;
   int64_t awaited = 0;
@@ -122,13 +122,13 @@ void GradientReducer::Impl::wait_for_round(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-// The backward pass that has begun to gather still runs.
+// Whether the backward pass that has begun to gather still runs.
 bool GradientReducer::Impl::is_gathering() const {
   return std::any_of(running_tasks_.begin(), running_tasks_.end(),
                      [this](const RunningTask& running) { return task_that_fits_ == running.id; });
 }
 
-// The hook of a parameter takes part in the round that is gathered, once it may. Under the mutex.
+// Waits until the hook of a parameter may take part in gathering the next round. Under the mutex.
 void GradientReducer::Impl::join_round(size_t slot, int64_t task,
                                        std::unique_lock<std::mutex>& lock) {
   require_session();

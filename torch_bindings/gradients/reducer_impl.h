@@ -2,8 +2,9 @@
 // reducer_round.cc the reduction of all buckets, reducer_given_up.cc what becomes of it after an
 // exception, reducer_after_join.cc what becomes of a step that a join() has ended,
 // reducer_agreement.cc what the ranks tell each other in a round, reducer_buckets.cc which
-// gradients share one, reducer_order.cc how they come to share it with those that come next to
-// them, and reducer_tuning.cc how the sizes of buckets change while training goes on.
+// gradients share a bucket, reducer_order.cc how the reducer learns to put gradients that come one
+// after another into one, and reducer_tuning.cc how the sizes of buckets change while training goes
+// on.
 //
 // A round reduces every bucket once. Ranks run the same rounds: one at the end of each backward()
 // (with WaitIn::Step, one in each synchronize()), and one in synchronize() if the step had none.
@@ -83,8 +84,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void synchronize(Passes passes);
   // What comes from now on belongs to the next step.
   void next_step();
-  // Both. An error of this rank alone (of a function of the program) does not keep it in the step
-  // while the others go on.
+  // synchronize() and next_step(). An error of this rank alone (of a function of the program) does
+  // not keep it in the step while the others go on.
   void finish_step(Passes passes);
   // After an exception. True: it is of this rank alone, the others go on from their last round, and
   // this rank's step is over too.
@@ -110,10 +111,10 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void refuse_number(const std::string& why) const;
   const GradientReducerOptions& options() const { return options_; }
   bool is_mixed() const { return settings_.mixed; }
-  // Throws Error(InvalidArgument) naming the call if this rank gets some gradients only.
+  // Throws Error(InvalidArgument) naming the call if this rank gets only some of the gradients.
   void require_whole_gradients(const char* call) const;
-  // The optimizer's step was made in one pass that rounds otherwise: on all ranks, or on none, but
-  // in mixed sets, where each device rounds in its own way.
+  // The optimizer's step was made in one pass that rounds otherwise: on all ranks, or on none,
+  // except in mixed sets, where each device rounds in its own way.
   void note_step(bool rounded_otherwise) {
     step_rounded_otherwise_ = rounded_otherwise && !settings_.mixed;
   }
@@ -290,7 +291,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   std::deque<GradientBucket> buckets_;
   std::vector<at::Tensor> memory_of_graphs_;
   std::unordered_set<const void*> known_;
-  NamedTensors left_out_;  // frozen ones of a dtype that gradients in a bucket have not
+  NamedTensors left_out_;  // frozen ones of a dtype that buckets don't take
   torch_detail::UniqueNames names_;
   std::optional<torch_detail::RoundAgreement> agreement_;
   torch_detail::LateParts late_;

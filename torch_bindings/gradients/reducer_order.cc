@@ -1,7 +1,7 @@
 // Buckets in the order in which gradients come (bucket_order.h). The lowest rank of the process set
-// watches its first step, and the first one behind a change of the parameters. If another order is
+// watches its first step, and the first one after a change of the parameters. If another order is
 // better it asks for an agreement in the next round (round_agreement.h), in which it tells the
-// order to the others; all make the new buckets before the round behind that.
+// order to the others; all make the new buckets before the round after that.
 #include <utility>
 
 #include "horon/core/base/log.h"
@@ -14,7 +14,7 @@ using namespace torch_detail;
 
 namespace {
 
-// Of a backward pass. Less is not worth new memory for all gradients.
+// Part of a backward pass to be gained. Less is not worth new memory for all gradients.
 constexpr double kSoonerMin = 0.02;
 
 }  // namespace

@@ -62,7 +62,7 @@ bool GradientReducer::Impl::leave_step() {
   return true;
 }
 
-// Without a backward pass it is the step of a launch, on all ranks: so none of them reduces here.
+// A step without a backward pass is a graph launch, on all ranks: so none of them reduces here.
 bool GradientReducer::Impl::reduced_by_graph() const {
   return has_graphs_ && number_.round == 1 && !open_ && !round_ && !round_failed_ &&
          !round_is_due_ && !broken_;
@@ -72,7 +72,7 @@ void GradientReducer::Impl::next_step() {
   ++number_.step;
   number_.round = 1;
   weight_.reset();
-  // Hooks may have been called since the last round, which brought nothing.
+  // Hooks may have been called since the last round without bringing a gradient.
   task_that_fits_.reset();
   steady_task_ = kNoTask;
   flags_.reset();
@@ -151,7 +151,7 @@ void GradientReducer::Impl::begin_round(bool early) {
   if (!settings_.has_round_flags() || current_flags().asked()) announce(failures);
 }
 
-// Nothing was under way.
+// Ends the round of a rank that reduces alone, which has nothing in flight.
 void GradientReducer::Impl::end_round_alone() {
   const bool early = round_->early;
   bool removed = false;
@@ -188,7 +188,7 @@ void GradientReducer::Impl::close_round() {
 
 namespace {
 
-// A rank that has no more data is what mostly is behind it.
+// Most often the cause is a rank that has no more data.
 Error with_cure(const Error& error, bool is_captured) {
   if (error.code() != ErrorCode::RankLeft || is_captured) return error;
   return Error(error.code(),
@@ -279,7 +279,7 @@ void GradientReducer::Impl::settle(Failures& failures, Failures& of_functions, b
     const bool arrived = failures.run([&] { outcome = outcome_of(bucket); });
     const bool failed = !arrived || !has_results;
     const bool unused = failed || outcome.unused;
-    bool has_gradients = false;  // else it has gone for its flags
+    bool has_gradients = false;  // else it was submitted for its flags
     if (!unused) bucket.place_result();
     if (!unused && scale_ != 1) bucket.flat().mul_(scale_);
     if (on_reduced && !unused) on_reduced(view_of(bucket));
@@ -332,7 +332,7 @@ void GradientReducer::Impl::clear_round(Clock::time_point begin) {
   number_.round = round_failed_ ? 1 : number_.round + 1;
 }
 
-// No gradient has come yet to the next round, and nothing is under way.
+// Puts the state back to: no gradient has come for the next round, and nothing is in flight.
 void GradientReducer::Impl::forget_gathering() {
   for (GradientBucket& bucket : buckets_) {
     bucket.handle.reset();

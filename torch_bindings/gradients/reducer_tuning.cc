@@ -95,7 +95,7 @@ void GradientReducer::Impl::hear_of_bytes() {
   }
 }
 
-// Steps are not what they were.
+// Steps have changed, so what was measured counts no more.
 void GradientReducer::Impl::restart_tuning() {
   tuner_.reset();
   wished_bytes_.reset();

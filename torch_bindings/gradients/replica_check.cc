@@ -20,7 +20,7 @@ namespace {
 // Stands for NaN and Inf, which are alike on all ranks or not, as other values are.
 constexpr double kNotFinite = 1e300;
 
-// Of a complex number two.
+// 2 for complex numbers.
 int64_t reals_of_each(const at::Tensor& tensor) { return tensor.is_complex() ? 2 : 1; }
 
 double real_number(const at::Tensor& tensor, int64_t index) {
@@ -50,7 +50,7 @@ double real_number(const at::Tensor& tensor, int64_t index) {
 template <class Visit>
 void for_each_spread(const at::Tensor& tensor, size_t count, uint64_t first, const Visit& visit) {
   const auto numbers = static_cast<uint64_t>(tensor.numel() * reals_of_each(tensor));
-  // Of a tensor with gaps or overlaps the first element is one for certain.
+  // In a tensor with gaps or overlaps only index 0 is an element for certain.
   if (!tensor.is_non_overlapping_and_dense()) return visit(int64_t{0});
   const uint64_t visited = std::min<uint64_t>(count, numbers);
   const uint64_t distance = numbers / visited;
@@ -141,8 +141,8 @@ ReplicaCheck::Unlike ReplicaCheck::first_unlike(const std::string& name,
 }
 
 // A step rounds by half a unit in the last place on each rank, now up and now down, so differences
-// grow with the root of the number of steps. Optimizers compute in float32: one of 16 bits differs
-// only where that lies at the edge between two values, which is rare.
+// grow with the root of the number of steps. Optimizers compute in float32: a 16-bit value differs
+// only where the float32 one lies at the edge between two values, which is rare.
 double rounding_of_replicas(at::ScalarType dtype, uint64_t rounds) {
   const double root = std::sqrt(static_cast<double>(rounds));
   if (dtype == at::kHalf) return std::ldexp(4 + root / 32, -10);

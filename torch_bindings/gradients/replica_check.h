@@ -6,9 +6,9 @@
 // ranks compare the bits of a few elements, others in each round, with what they send anyway. If
 // those differ they look for the parameter (find_unlike()).
 //
-// On CPUs of different kinds an optimizer's step rounds differently, so bits differ and a look
-// finds nothing. What is tolerated grows as such roundings add up; and such looks become rarer.
-// Frozen parameters are not compared.
+// On CPUs of different kinds an optimizer's step rounds differently: then the bits differ, but the
+// look finds no parameter. The tolerance grows with the rounds, as such roundings add up, and looks
+// become rarer (LookSchedule). Frozen parameters are not compared.
 #pragma once
 
 #include <algorithm>
@@ -29,16 +29,16 @@ namespace horon::torch_detail {
 // parameters than that, one of each.
 inline constexpr size_t kElementsInRound = 256;
 
-// Of one reducer: the slots are always the same, and may become more.
+// Of one reducer: each call gets the same slots, perhaps with new ones behind them.
 class ReplicaCheck {
  public:
   // The bits of some elements: equal on ranks whose parameters are. `number` counts rounds, and
   // chooses the elements: the same on all ranks.
   uint64_t fingerprint(const std::deque<GradientSlot>& slots, uint64_t number);
 
-  // After the fingerprints of `number` were not alike: the error that names the first parameter
-  // among them that differs by more than rounding, and the ranks; empty if none does. Collective.
-  // Throws Error.
+  // Called after the fingerprints of `number` differed. Returns the error that names the first of
+  // the sampled parameters that differs by more than rounding, and the ranks; empty if none does.
+  // Collective. Throws Error.
   std::optional<Error> find_unlike(const std::string& reducer_name,
                                    const std::deque<GradientSlot>& slots,
                                    const GradientSettings& settings, uint64_t number);

@@ -35,7 +35,7 @@ struct RoundFacts {
   bool wants_look = false;          // at the replicas, if fingerprints differ
   // What all ranks are to use from the next round on; one rank alone says so.
   std::optional<BucketBytes> bytes;
-  bool reorders = false;  // it has another order of gradients for the buckets
+  bool reorders = false;  // this rank has another order of gradients for the buckets
 };
 
 // Of all ranks that have not joined. The same on all of them.
@@ -68,7 +68,8 @@ class RoundAgreement {
   // These two in this order, at most once a round, on every rank. Throw Error.
   void announce(const RoundFacts& facts);
   RoundTotals agree();
-  // In the place of these two: they fail on all ranks, by an error that holds the text of this one.
+  // Instead of these two: makes them fail on all ranks, by an error that holds the text of this
+  // one.
   void refuse(const Error& error) const;
 
   // "ranks 1 and 3", for an error text: those that say so. Collective.
@@ -89,7 +90,7 @@ class RoundAgreement {
 std::shared_ptr<const core::EntrySpec> flat_spec(core::EntrySpec spec, std::string part,
                                                  std::vector<int64_t> shape);
 std::shared_ptr<const core::EntrySpec> captured(core::EntrySpec spec);
-// An allreduce without an op of gradients: of numbers.
+// The spec of an allreduce of plain numbers, without what the settings say of gradients.
 core::EntrySpec number_spec(DataType dtype, ReduceOp op);
 
 // `device`: that holds the memory, and whose current stream has written it.

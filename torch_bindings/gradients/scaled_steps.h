@@ -27,19 +27,19 @@ class ScaledSteps {
   // round and the end of the step forget it.
   virtual void note_unscaled(double scale) = 0;
   virtual std::optional<double> unscaled_by() const = 0;
-  // In the place of a step, on all ranks: the gradients are given up, and the next step begins.
+  // Instead of a step, on all ranks: the gradients are given up, and the next step begins.
   virtual void leave_out() = 0;
   // With shard_gradients: whether some rank has found something in its gradients; collective. Else
-  // empty, and nothing is asked.
+  // returns nothing, without calling `found`.
   virtual std::optional<bool> found_by_owners(const std::function<bool()>& found) = 0;
   // The last step was left out: on all ranks.
   virtual bool step_skipped() const = 0;
 
-  // Called for each bucket with gradients as they are reduced: behind before_bucket(), which stays
-  // the program's. Null: none.
+  // Called for each bucket with its gradients as they are submitted: after before_bucket(), which
+  // stays the program's. Null: none.
   virtual void on_submitted(std::function<void(const BucketView&)> function) = 0;
-  // Called for each bucket when it has been reduced, before the program can change it. Older values
-  // of a sum are not in it, as in before_bucket(). Null: none.
+  // Called for each bucket when it has been reduced, before the program can change it. As in
+  // before_bucket(), it does not hold the older values of a sum. Null: none.
   virtual void on_reduced(std::function<void(const BucketView&)> function) = 0;
 };
 

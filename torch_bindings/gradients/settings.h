@@ -1,4 +1,4 @@
-// What a reducer's options come to on this rank: checked, and with the knobs filled in.
+// A reducer's options on this rank: checked, and with the knobs filled in.
 #pragma once
 
 #include <cstdint>
@@ -49,24 +49,25 @@ struct GradientSettings {
   c10::Device device{c10::kCPU};  // of all parameters, as they are now
   bool mixed = false;             // as Runtime::is_mixed()
 
-  // The program can't change gradients after the last bucket has gone, and all enter one.
+  // Whether rounds can be plain: the program can't change gradients after the last bucket was
+  // submitted, and every gradient goes into a bucket.
   bool allows_plain_rounds() const {
     return wait_in == WaitIn::Backward && sparse_as_dense && is_linear();
   }
-  // The ranks tell each other with the buckets that a round is plain (round_flags.h). Not with
-  // buckets on a GPU: to read them the host would have to wait for it. Nor where a rank gets its
-  // own part of a bucket alone. There each round ends with the small allreduce of host memory that
-  // tells the rest too (round_agreement.h).
-  static constexpr size_t kRanksMaxOfInt8 = 127;
   // In blocks of int8 a flag that one rank has raised could become zero beside one that all have:
   // with 170 ranks or more, where both the sum of a host and the result are rounded.
+  static constexpr size_t kRanksMaxOfInt8 = 127;
+  // Whether the ranks tell each other within the buckets that a round is plain (round_flags.h). Not
+  // with buckets on a GPU: to read them the host would have to wait for it. Nor with
+  // shard_gradients, where a rank gets only its own part of a bucket. Without these flags each
+  // round ends with the small allreduce of host memory that tells the rest too (round_agreement.h).
   bool has_round_flags() const {
     return allows_plain_rounds() && all_on_host() && !shard_gradients &&
            (compression != Compression::Int8 || ranks.size() <= kRanksMaxOfInt8);
   }
   // To read parameters on a GPU the host would have to wait for it.
   bool compares_replicas() const { return check_replicas && all_on_host(); }
-  // The buckets, on all ranks.
+  // Whether the buckets of all ranks lie in host memory.
   bool all_on_host() const { return device.is_cpu() && !mixed; }
   // A rank that reduces with nobody: .grad is what backward() has made it, in memory of its own.
   bool leaves_gradients_alone() const {
@@ -77,8 +78,9 @@ struct GradientSettings {
   // for each rank that has not joined, and their number is known only afterwards. And with
   // shard_gradients its owner alone has it.
   bool adds_older_value() const { return op == ReduceOp::Sum || shard_gradients; }
-  // An average of equal values is that value, but not when it goes through blocks with others. In
-  // 16 bits it is rounded as every gradient is: to keep it would cost each hook a copy.
+  // Whether a copy of an older value is kept, to undo its rounding. An average of equal values is
+  // that value, but not in a block of int8 with other values. In 16 bits it is rounded as every
+  // gradient is: a copy would cost every hook.
   bool keeps_older_value() const {
     return compression == Compression::Int8 && op == ReduceOp::Average;
   }

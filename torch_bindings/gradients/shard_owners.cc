@@ -6,7 +6,7 @@
 namespace horon::torch_detail {
 namespace {
 
-// The reducer refuses others by their names.
+// 0 for parameters that the reducer refuses by their names.
 int64_t bytes_of(const at::Tensor& parameter) {
   const bool counts = parameter.defined() && parameter.layout() == at::kStrided;
   return counts ? static_cast<int64_t>(parameter.nbytes()) : 0;
@@ -20,7 +20,7 @@ ShardOwners::ShardOwners(const ProcessSet& set)
       trained_bytes_(ranks_.size()),
       frozen_bytes_(ranks_.size()) {}
 
-// Frozen ones have no state, and may be many.
+// Frozen parameters are shared out apart: they have no state, and may be many.
 void ShardOwners::add(const NamedTensors& parameters) {
   std::vector<at::Tensor> trained, frozen;
   for (const auto& [name, parameter] : parameters) {

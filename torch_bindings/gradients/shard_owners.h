@@ -26,8 +26,8 @@ class ShardOwners {
 
   // Shares out those that are new; the others keep their owners.
   void add(const NamedTensors& parameters);
-  // The same for what `use` does with them. If that throws, perhaps on this rank alone, they have
-  // not come.
+  // The same, and calls `use`. If that throws, perhaps on this rank alone, the parameters are taken
+  // out again.
   void add_for(const NamedTensors& parameters, const std::function<void()>& use);
 
   const std::vector<int>& ranks() const { return ranks_; }
@@ -42,7 +42,7 @@ class ShardOwners {
     const auto found = members_.find(parameter);
     return found != members_.end() && ranks_[found->second] == rank;
   }
-  // Also what is not known.
+  // Also true for a parameter that is not known.
   bool is_own(const void* parameter) const {
     const auto found = members_.find(parameter);
     return found == members_.end() || found->second == own_member_;
@@ -57,7 +57,7 @@ class ShardOwners {
   std::vector<int64_t> trained_bytes_, frozen_bytes_;  // [member]: of the parameters it owns
 };
 
-// Of these parameters; null if this rank has nobody in the set to share them with.
+// The owners of these parameters; null if this rank has nobody in the set to share them with.
 std::shared_ptr<ShardOwners> share_out(const NamedTensors& parameters, const ProcessSet& set);
 
 }  // namespace horon::torch_detail

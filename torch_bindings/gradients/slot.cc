@@ -109,7 +109,7 @@ void GradientSlot::before_accumulate(std::optional<double> weight) {
     aside_ = std::move(current);
     return;
   }
-  // The program has dropped it.
+  // The program has dropped the older sparse value.
   if (extras_ && !aside_.defined() && !current.defined()) extras_->older_sparse.reset();
   if (is_submitted()) {
     if (holds(current)) {
@@ -149,7 +149,7 @@ GradientSlot::Arrival GradientSlot::after_accumulate(bool narrow) {
   }
   if (!holds(current)) {
     // Autograd has made a new tensor of the one with the older value (create_graph), or a hook of
-    // the program has; else the program has dropped it.
+    // the program has; else the program has dropped the older value.
     if (!extends_older_) forget_older();
     if (!narrow || !this->narrow(current)) pack(current);
   } else if (state_ == State::Idle && current._version() == version_) {
@@ -202,7 +202,7 @@ void GradientSlot::take_late(at::Tensor& gradient, bool exclusive) {
   }
 }
 
-// The memory of a weight of 0 is emptied: its values may be NaN, as the mean over no samples is.
+// With a weight of 0 the memory is zeroed: its values may be NaN, as the mean over no samples is.
 double GradientSlot::weigh(std::optional<double> weight, bool present) {
   const double factor = weight.value_or(1);
   if (factor == 1 || !(present || has_older())) return factor;
@@ -215,7 +215,7 @@ double GradientSlot::weigh(std::optional<double> weight, bool present) {
 bool GradientSlot::prepare_submission(std::optional<double> weight, bool is_shown) {
   at::Tensor& current = grad();
   bool present = state_ == State::Filled;
-  // It may contain an older value, though the program has written to it.
+  // The gradient may contain an older value, though the program has written to it.
   const bool extends = present && !holds(current) && was_kept(current);
   // The program can change our own tensor (grad().set_data()); then the bucket needs a new view.
   if (!holds(view_)) view_ = bucket_->make_view(part_number_);
@@ -234,7 +234,7 @@ bool GradientSlot::prepare_submission(std::optional<double> weight, bool is_show
   if (holds(current)) {
     if (!present) use_older_value();
   } else if (current.defined() && !stays_sparse(current)) {
-    // Without a hook: the program put it there, or it was hooked after backward().
+    // It came without a hook: the program put it there, or it was hooked after backward().
     if (!(present && is_kept(current))) {
       if (!extends) forget_older();
       pack(current);
@@ -297,7 +297,7 @@ void GradientSlot::settle(const Result& result) {
   if (!result.failed && result.late.defined()) {
     combine_late(result, defined);
   } else if (!result.failed && !defined && is_older_sparse(current)) {
-    // No rank had anything new: it stays.
+    // No rank had anything new: the older sparse value stays.
   } else if (result.discarded || !defined) {
     current.reset();
   } else {

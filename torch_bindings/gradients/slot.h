@@ -46,7 +46,7 @@
 
 namespace horon::torch_detail {
 
-// What an element counts that a rank contributes without having a gradient.
+// The value that a rank without a gradient contributes for an element.
 double neutral_element(ReduceOp op);
 
 // Copies values, whatever the layout and dtype of the source (sparse too). Same shape.
@@ -95,7 +95,7 @@ class GradientSlot {
   // `weight`: the contribution is multiplied by it; 0: there is none. `is_shown`: the program looks
   // at the memory before it travels.
   bool prepare_submission(std::optional<double> weight, bool is_shown);
-  // Then, if the bucket narrows: the memory that travels holds the contribution too.
+  // Called next, if the bucket narrows: writes the contribution into the memory that travels, too.
   void narrow() {
     if (!narrowed_) part_.narrow(view_, view_);
   }
@@ -120,8 +120,8 @@ class GradientSlot {
   void settle(const Result& result);
   // The same for Result{}: some rank contributed, and there is nothing beside the bucket.
   void settle_reduced();
-  // The round will never be: what has been gathered counts as a gradient of this rank's in the next
-  // one, from memory of its own. Not after the submission.
+  // The round will not take place: what has been gathered counts as a gradient of this rank's in
+  // the next one, from memory of its own. Not after the submission.
   void gather_anew();
   // Without a result: the round is given up. Unless `finished`, .grad leaves the bucket's memory.
   void abandon(bool finished);
@@ -192,7 +192,7 @@ class GradientSlot {
     // A gradient that stays sparse: this rank's, coalesced, at the end of the round.
     at::Tensor sparse;
     bool sparse_is_older = false;  // it is only what .grad held before this round
-    at::Tensor older_sparse;       // that, where new ones have come
+    at::Tensor older_sparse;       // what .grad held, where new gradients have come
   };
 
   static uint8_t round_bit(int64_t round) {
@@ -246,7 +246,7 @@ class GradientSlot {
   uint8_t expected_ = 0xff;  // a bit for each round of a step; the last stands for all later ones
   bool fired_ = false;       // a gradient came in this round
   bool neutral_ = false;     // the memory holds the neutral element
-  bool narrowed_ = false;    // only the narrow memory holds it; until submission .grad is its own
+  bool narrowed_ = false;    // only the narrow memory holds it; .grad is no view until submission
   bool extends_older_ = false;  // between the hooks: what comes is added to the older value
   bool has_weight_ = false;     // Reducing: the weight of this rank is not 0
   const bool is_own_;           // else another rank gets the result, and this one has no .grad

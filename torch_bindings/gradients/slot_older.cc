@@ -71,7 +71,7 @@ void GradientSlot::add_older_value() {
   view_.add_(extras_->older_values);
 }
 
-// No rank has added to it, but it went through blocks with gradients of others.
+// No rank has added to the older value, but it was rounded in blocks with other gradients.
 void GradientSlot::keep_older_value() {
   if (!extras_ || !extras_->unrounded.defined()) return;
   const PlainMode plain;

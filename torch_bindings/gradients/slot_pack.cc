@@ -10,7 +10,7 @@
 namespace horon::torch_detail {
 namespace {
 
-// Once: a program that makes graphs (create_graph) may well not need them.
+// Warns once: a program that makes graphs (create_graph) may well not need them.
 void tell_that_graphs_end(const std::string& name) {
   static std::atomic_flag told;
   if (told.test_and_set()) return;
@@ -29,8 +29,8 @@ void assign_values(const at::Tensor& to, const at::Tensor& from) {
   to.copy_(from.layout() == at::kStrided ? from : from.to_dense());
 }
 
-// A program may keep what .grad was in an earlier step, as a plain one may. Before the memory is
-// written anew, what it keeps gets memory of its own.
+// A program may keep the .grad tensor of an earlier step, as without Horon. Before the bucket's
+// memory is written anew, a tensor that is kept gets memory of its own.
 void GradientSlot::leave_to_holders() {
   if (!is_held_by_others(view_) || !holds(view_)) return;
   const PlainMode plain;
@@ -58,10 +58,11 @@ void GradientSlot::pack(at::Tensor& gradient) {
   }
 }
 
-// The gradient goes where it travels from, and .grad becomes the view when that is submitted.
+// The gradient goes into the narrow memory, from which it travels. .grad becomes the view at the
+// submission.
 bool GradientSlot::narrow(const at::Tensor& gradient) {
   if (!part_.narrows() || !part_.lies_alike(gradient) || gradient.requires_grad()) return false;
-  // What an inference tensor becomes can't be seen by its version.
+  // An inference tensor has no version that would show a change.
   if (gradient.is_inference() || !holds(view_)) return false;
   leave_to_holders();
   neutral_ = false;

@@ -19,7 +19,7 @@ bool GradientSlot::is_older_sparse(const at::Tensor& gradient) const {
          older_sparse_._unsafe_get_target() == gradient.unsafeGetTensorImpl();
 }
 
-// It stays in .grad, where autograd adds those that come later to it.
+// The gradient stays in .grad, where autograd adds later ones to it.
 GradientSlot::Arrival GradientSlot::sparse_arrived(at::Tensor& gradient) {
   const PlainMode plain;
   check_shape(gradient);

@@ -24,8 +24,8 @@ namespace horon::torch_detail {
 namespace {
 
 using core::concat;
-// All of one length, so that owners that send in turns keep a network busy both ways; and not too
-// many, since each has a name.
+// Parcels are equally long, so that owners that send in turns keep a network busy both ways; and
+// they are not too many, since each has a name.
 constexpr int64_t kParcelBytesMin = 1 << 20;
 constexpr int64_t kParcelsOfAStep = 256;
 // Each may take a buffer, and the memory that is saved should stay saved.
@@ -166,8 +166,8 @@ std::vector<bool> StateShards::own_moves() const {
   return moves;
 }
 
-// Which parameters move. Else one rank would receive what another one does not send, or something
-// else.
+// The ranks agree on which parameters move: else one rank would receive what another one does not
+// send.
 std::vector<bool> StateShards::agree() const {
   std::vector<bool> moves = own_moves();
   Fingerprint all;
@@ -187,7 +187,7 @@ std::vector<bool> StateShards::agree() const {
   return moves;
 }
 
-// The ranks differ, and say in what.
+// Called if the ranks differ: throws an error that says in what.
 void StateShards::require_alike(const std::vector<bool>& moves) const {
   std::vector<Fact> facts{{"the optimizer's state", has_ == Has::Loaded
                                                         ? "loaded since the last step"

@@ -31,21 +31,21 @@ class StateShards {
   using Groups = std::vector<::torch::optim::OptimizerParamGroup>;
 
   // `name`: of the reducer; the collectives are called after it. `owners`: of these parameters;
-  // `whole_gradients`: all of them see the reduced gradients. `parameters`: all of the groups, in
-  // one order on all ranks. Local. Throws Error(InvalidArgument) naming parameters that share
-  // memory, or one that the groups list twice.
+  // `whole_gradients`: all ranks see all reduced gradients. `parameters`: all of the groups, in one
+  // order on all ranks. Local. Throws Error(InvalidArgument) naming parameters that share memory,
+  // or one that the groups list twice.
   StateShards(std::string name, ProcessSet set, std::shared_ptr<const ShardOwners> owners,
               bool whole_gradients, const NamedTensors& parameters, const Groups& groups);
-  // Those that have come to the groups since, likewise.
+  // Adds parameters that have come to the groups since, likewise.
   void add(const NamedTensors& parameters, const Groups& groups);
 
-  // Lets `own_step` make the step of this rank's parameters and returns what it does, then gives
-  // all ranks the parameters that were moved: those with a gradient. Collective. Throws
-  // Error(Mismatch) if the ranks differ about which those are, or some have loaded state and others
-  // not; Error(RankLeft) if a rank has joined, whose parameters can't be moved: then nothing has
-  // moved. What `own_step` throws: the steps of the other ranks fail with it.
+  // Calls `own_step` for this rank's parameters, then gives all ranks the parameters that were
+  // moved: those with a gradient. Returns what `own_step` returns. Collective. Throws
+  // Error(Mismatch) if the ranks differ about which were moved, or only some have loaded state;
+  // Error(RankLeft) if a rank has joined, whose parameters can't be moved: then nothing has moved.
+  // If `own_step` throws, the steps of the other ranks fail with its error.
   at::Tensor step(Optimizer& optimizer, const std::function<at::Tensor()>& own_step);
-  // In the place of a step that the other ranks make; `after_sum`: they call sum_of_owners() first.
+  // Makes the other ranks' step fail with `why`; `after_sum`: they call sum_of_owners() first.
   void refuse_step(const std::string& why, bool after_sum) const;
   // Without whole gradients: what the owners have found in theirs, added up. Collective.
   at::Tensor sum_of_owners(const at::Tensor& found) const;
@@ -64,17 +64,16 @@ class StateShards {
     at::Tensor parameter;
     size_t owner = 0;  // its index among the ranks
   };
-  // Of the parameters of one owner and dtype that a step moves, whole or in parts: what travels
-  // together.
+  // What travels together: parameters of one owner and dtype that a step moves, whole or in parts.
   struct Parcel {
     int owner = 0;
     std::string name;
     std::vector<at::Tensor> parameters;
   };
-  // Of the state of all parameters.
+  // How much this rank has of the state of all parameters.
   enum class Has : uint8_t {
     Part,
-    Whole,   // none has been made yet, or it was gathered here since the last step
+    Whole,   // no state has been made yet, or it was gathered here since the last step
     Loaded,  // it was loaded here since the last step
   };
 

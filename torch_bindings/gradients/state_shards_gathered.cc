@@ -23,7 +23,7 @@ using StateMap =
 
 using States = std::vector<std::pair<void*, StateMap::mapped_type>>;
 
-// The state of the parameters that `which` says, which the map has no more.
+// Takes the state of the parameters that `which` chooses out of the map.
 template <class Which>
 States take_out(StateMap& state, const Which& which) {
   States taken;
@@ -90,7 +90,7 @@ void StateShards::consolidate(Optimizer& optimizer, int to) {
   if (me() == to) has_ = Has::Whole;
 }
 
-// One owner after the other, so that not all state is there a second time at once.
+// One owner after the other, so that there is never a second copy of all state at once.
 void StateShards::gather_state(Optimizer& optimizer, int to, const std::string& call) {
   const bool here = me() == to;
   for (size_t member = 0; member < ranks().size(); ++member) {

@@ -24,7 +24,7 @@ at::Tensor values_of(const at::Tensor& gradient) {
   return gradient.layout() == at::kStrided ? gradient : gradient.coalesce().values();
 }
 
-// Of a rank that has no gradients, on the device of the parameters.
+// The sum of squares of a rank without gradients, on the device of the parameters.
 at::Tensor no_squares(const StepScaling::Groups& groups) {
   at::Tensor none = at::zeros({}, at::kDouble);
   for (const auto& group : groups) {
@@ -80,7 +80,7 @@ void StepScaling::find_repeated(const Groups& groups) {
 
 void StepScaling::measure(const at::Tensor& parameter) {
   if (!parameter.grad().defined()) return;
-  if (!parameter.is_cpu()) return;  // there all norms are taken together
+  if (!parameter.is_cpu()) return;  // on a GPU all norms are taken together
   const PlainMode plain;
   measured_[parameter.unsafeGetTensorImpl()] = sum_of_squares(parameter.grad());
 }
@@ -122,7 +122,8 @@ void StepScaling::decide(const Groups& groups) {
   is_on_host(groups) ? decide_on_host(groups) : decide_on_device(groups);
 }
 
-// Here or on another rank: all ranks decide in the same way, also those that have no gradient.
+// Whether it may have a gradient here or on another rank: all ranks decide alike, also those
+// without one.
 bool StepScaling::takes_part(const at::Tensor& parameter) const {
   return sum_of_owners_ ? parameter.requires_grad() : parameter.grad().defined();
 }
@@ -189,9 +190,9 @@ void StepScaling::decide_on_host(const Groups& groups) {
   std::vector<double> parts;
   for_each_parameter(groups,
                      [&](const at::Tensor& parameter) { parts.push_back(squares_of(parameter)); });
-  // The ranks may have their parameters in groups of another order. So the sum has an order of its
-  // own: else they would clip by factors that differ in the last bit. (NaN has no place in an
-  // order.)
+  // The ranks may have their parameters in groups of another order. So the parts are sorted before
+  // they are summed: else the ranks would clip by factors that differ in the last bit. (NaN can't
+  // be sorted.)
   if (std::none_of(parts.begin(), parts.end(), [](double part) { return std::isnan(part); })) {
     std::sort(parts.begin(), parts.end());
   }

@@ -3,8 +3,8 @@
 //
 // All of it comes to one factor, which the fused step applies in its own pass. The reduced
 // gradients are the same on all ranks to the bit, and so is what follows from them: the ranks need
-// not tell each other. With shard_gradients each rank has some of them, and the sums of all ranks
-// are added up.
+// not tell each other. With shard_gradients each rank has only some of them, and the ranks add up
+// their sums.
 #pragma once
 
 #include <functional>
@@ -28,7 +28,7 @@ class StepScaling {
   // The options have been checked (settings.h).
   explicit StepScaling(const GradientReducerOptions& options);
 
-  // Each rank has gradients of its own: `sum` adds up over them all, in memory of any device, and
+  // Each rank has only some gradients: `sum` adds a tensor up over the ranks, on any device, and
   // decide() is collective where it needs the norm.
   void add_up_over_owners(std::function<at::Tensor(const at::Tensor&)> sum) {
     sum_of_owners_ = std::move(sum);
@@ -49,7 +49,7 @@ class StepScaling {
 
   // Measures the other gradients of a step and decides about it; then nothing is measured any more.
   void decide(const Groups& groups);
-  // In the place of decide(): there is no step.
+  // Instead of decide(): there is no step.
   void leave_out();
   // After either: this step is not to be made.
   bool skips() const { return skips_; }
@@ -58,8 +58,8 @@ class StepScaling {
   // The L2 norm of all gradients divided by the loss scale, if it was computed. The host waits for
   // it where the gradients are on a GPU.
   std::optional<double> norm() const;
-  // One factor is not all: it is a number on a GPU, which the host does not know, or elements are
-  // to be clipped. Then apply() comes before the step.
+  // factor() is not all: there is a factor on a GPU, which the host does not know, or elements are
+  // to be clipped. Then apply() must come before the step.
   bool needs_apply() const { return factor_on_device_.defined() || clips_values_; }
   // A parameter stands in the groups more than once, so that a pass over the groups would multiply
   // its gradient more than once.
@@ -76,7 +76,7 @@ class StepScaling {
   bool is_on_host(const Groups& groups) const;
   bool any_not_finite(const Groups& groups) const;
   double squares_of(const at::Tensor& parameter) const;
-  // Those with a gradient, each once, in the order of the groups.
+  // Calls `work` for each parameter with a gradient, once, in the order of the groups.
   template <class Work>
   void for_each_parameter(const Groups& groups, const Work& work) const;
 

@@ -24,7 +24,7 @@ using core::concat;
 struct Numbers {
   int64_t step = 0;
   int64_t count = 0;
-  int64_t joined = 0;  // since this rank's last decision there was a join()
+  int64_t joined = 0;  // 1: there was a join() since this rank's last decision
   double value = 0;
   int64_t options = 0;  // bytes of them
 };
@@ -87,7 +87,7 @@ void require_same_options(const std::string& call, const SaidByRank& said) {
                 ". Give all ranks the same"));
 }
 
-// By a number of theirs the ranks are at the same decision.
+// Throws unless a number that each rank has said is the same on all.
 template <class NumberOf>
 void require_same(const std::string& call, const SaidByRank& said, const NumberOf& number_of,
                   const char* cure) {
@@ -160,7 +160,7 @@ AgreedDecision Decisions::agree(const OwnDecision& own) {
   }
   require_same(
       call, said, [](const Numbers& of) { return of.step; }, "");
-  // One that had joined before its first decision does not know of it; the others do.
+  // A rank that had joined before its first decision does not know of that join(); the others do.
   const bool after_join = std::any_of(
       said.begin(), said.end(), [](const auto& one) { return one.second.numbers.joined != 0; });
   if (!after_join) require_same_states(call, said);

@@ -29,9 +29,9 @@ const char* name_of(Better better);
 // What a rank brings to a decision.
 struct OwnDecision {
   double value = 0;
-  int64_t step = 0;   // which the ranks give alike
-  int64_t count = 0;  // of its decisions before
-  std::string state;  // what they have come to
+  int64_t step = 0;   // the same on all ranks
+  int64_t count = 0;  // of this rank's decisions before
+  std::string state;  // of the guard, as those decisions have left it
 };
 
 // What all ranks decide by.
@@ -41,9 +41,9 @@ struct AgreedDecision {
   std::string state;
 };
 
-// The decisions of one guard. Its ranks hold a state each, which decisions change alike. While a
-// rank waits in join() it misses decisions; afterwards it takes over the state of a rank that has
-// missed none, which is one with the most decisions.
+// The decisions of one guard. Each of its ranks holds the state, which every decision changes
+// alike. While a rank waits in join() it misses decisions; afterwards it takes over the state of a
+// rank that has missed none, which is one with the most decisions.
 class Decisions {
  public:
   // Unnamed: "KIND.noname.N". `kind` lives as long as the program. `options`: what else the ranks
@@ -51,9 +51,9 @@ class Decisions {
   Decisions(std::string_view kind, std::string name, AgreeOn how, ProcessSet set,
             std::string_view options);
 
-  // One collective. Throws on all ranks: Error(Mismatch) if the options or the steps differ, or the
-  // states and no join() was in between; Error(RankLeft) if the number is that of a rank that has
-  // joined. And what collectives throw.
+  // One collective. Throws on all ranks: Error(Mismatch) if the options or the steps differ, or if
+  // the states differ without a join() in between; Error(RankLeft) with AgreeOn::FirstRank if that
+  // rank has joined. And what collectives throw.
   AgreedDecision agree(const OwnDecision& own);
 
  private:
@@ -62,7 +62,7 @@ class Decisions {
   const AgreeOn how_;
   const ProcessSet set_;
   const std::string options_;
-  std::optional<uint64_t> joins_;  // until the last decision; nothing before the first
+  std::optional<uint64_t> joins_;  // as of the last decision; nothing before the first
 };
 
 // A NaN is never better, and anything is better than a NaN.

@@ -8,8 +8,8 @@
 namespace horon::torch_detail {
 
 // LibTorch's own writer ends the process where a file can't be written, on a full disk say: its
-// destructor writes once more, and throws while the first error is under way. So it is told that
-// all was written, and the error is thrown when it is gone. One thread.
+// destructor writes once more, and throws while the first error is under way. So this class tells
+// it that all was written, and finish() throws the error when the writer is gone. One thread.
 class ArchiveFile {
  public:
   // Makes the file, or empties the one that is there.

@@ -53,7 +53,7 @@ CheckpointDecision BestCheckpoint::judge(int64_t step, double value) {
   const double agreed = all.value;
   CheckpointDecision decision;
   if (std::isnan(agreed)) return decision;
-  // A step that is made again after a restart would be saved under the name of the one before.
+  // A step that is made again after a restart would be saved under the same name as before.
   const auto same =
       std::find_if(kept_.begin(), kept_.end(), [&](const Kept& kept) { return kept.step == step; });
   if (same != kept_.end()) {

@@ -80,7 +80,7 @@ class BestCheckpoint {
  private:
   const BestCheckpointOptions options_;
   torch_detail::Decisions decisions_;
-  int64_t judged_ = 0;  // in which this rank has taken part, or whose list it has taken over
+  int64_t judged_ = 0;  // judgements whose outcome this rank has, made here or taken over
   std::vector<Kept> kept_;
   // Of the last judgement, if it was to save: the step, and the list before.
   std::optional<int64_t> saved_;

@@ -44,10 +44,10 @@ class EarlyStopping {
   // Throws Error(InvalidArgument).
   explicit EarlyStopping(EarlyStoppingOptions options = {});
 
-  // Has training come to its end? The same on all ranks; true again once it was true. Collective.
-  // Ranks that come back from join() go on with the state of the ranks that went on without them.
-  // Throws Error as collectives do; Mismatch if the ranks have other options, have checked
-  // unequally often or have other states; RankLeft as AgreeOn says.
+  // Returns whether training is to end: the same on all ranks, and true for ever once it was true.
+  // Collective. Ranks that come back from join() go on with the state of the ranks that went on
+  // without them. Throws Error as collectives do; Mismatch if the ranks have other options, have
+  // checked unequally often or have other states; RankLeft as AgreeOn says.
   bool check(double value);
 
   // What is needed to go on after a restart.

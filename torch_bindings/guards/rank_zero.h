@@ -16,8 +16,8 @@
 // Error(InvalidArgument) at once, on this rank, and nothing of it is counted or sent: the session
 // goes on. That holds for collectives of any kind, barrier(), join() and process sets, begun by the
 // thread of the scope; wait() for what was begun before works. Local, any thread, also without a
-// session, where the process counts as rank 0. The others, which have gone on, wait for this rank
-// in their next collective; where that takes long they report it as a stall (HORON_STALL_WARN_S).
+// session, where the process counts as rank 0. The other ranks, which have gone on, wait for this
+// one in their next collective; if that takes long, they report it as a stall (HORON_STALL_WARN_S).
 #pragma once
 
 #include <sstream>
@@ -28,8 +28,8 @@
 
 namespace horon {
 
-// Of all ranks, in the session that runs or ran last; true before the first one. Of a process set:
-// is this its lowest rank?
+// Whether this is rank 0 in the session that runs or ran last; true before the first one. With a
+// process set: whether this is its lowest rank.
 bool is_rank_zero(const ProcessSet& process_set = {});
 
 // While it lives, this thread begins no collectives, on whatever rank. Nests; ends on the thread

@@ -208,8 +208,8 @@ int StopRequest::own_cause() const {
 void StopRequest::ask() {
   const int cause = own_cause();
   const double limit = cause == kTimeLimit ? *options_.after_seconds : 0;
-  // What the ranks knew before is said again, for those that come back from join(). Bits of numbers
-  // from 0 on are in the order of the numbers.
+  // What the ranks already know is sent again, for those that come back from join(). As integers,
+  // the bits of doubles from 0 up have the order of the doubles.
   const std::array<int64_t, 4> own = {
       std::max(agreed_cause_, packed({cause, rank()})), packed({options_.every, rank()}),
       packed({-options_.every, rank()}), std::max(agreed_limit_, std::bit_cast<int64_t>(limit))};

@@ -1,4 +1,4 @@
-// Stops training on all ranks behind the same step: before a scheduler kills the job.
+// Stops training on all ranks after the same step: before a scheduler kills the job.
 //
 //   horon::StopRequest stop({.signals = {SIGUSR1, SIGTERM}, .after_seconds = 3.9 * 3600});
 //   for (step = 0; step < steps; ++step) {
@@ -9,7 +9,7 @@
 //   }
 //
 // Signals come to some of the ranks, or to all at different times. A rank that stopped by its own
-// signal would leave the others waiting in their next step. So the ranks ask each other behind each
+// signal would leave the others waiting in their next step. So the ranks ask each other after each
 // step, by an allreduce of 32 bytes, which starts without messages on one host after a few steps:
 // microseconds, where the ranks are there at the same time.
 #pragma once
@@ -28,19 +28,20 @@
 namespace horon {
 
 struct StopRequestOptions {
-  // Of its collective. One that is asked on another thread than the others needs one of its own.
+  // Of its collective. A StopRequest that is checked on another thread than others needs a name of
+  // its own.
   std::string name = "stop_request";
   ProcessSet process_set = {};
   std::vector<int> signals = {};             // SIGUSR1, say; not all ranks need to have the same
   std::optional<double> after_seconds = {};  // from the constructor on; from 0; likewise
-  // N: the first of each N check()s asks the other ranks; counted anew behind a join(). The same on
+  // N: the first of each N check()s asks the other ranks; counted anew after a join(). The same on
   // all ranks, from 1.
   int every = 1;
 };
 
 namespace torch_detail {
 
-// Signals that are noted instead of doing what they did.
+// Signals that are noted instead of having their former effect.
 class NotedSignals {
  public:
   explicit NotedSignals(const std::vector<int>& signals);
@@ -49,7 +50,8 @@ class NotedSignals {
   NotedSignals& operator=(const NotedSignals&) = delete;
 
   int greatest() const;  // of those that have come; 0: none
-  // Those that have come do again what they did; the others will, when they have come once.
+  // Gives the signals that have come their former effect back; the others get it back when they
+  // have come once.
   void let_go();
 
  private:
@@ -60,16 +62,16 @@ class NotedSignals {
 
 // One thread at a time; request() from any.
 //
-// While it lives, its signals do nothing but to be noted, also if they come several times. Once
-// check() has told of a request, a signal that this rank has noted does again what it did before,
-// so that a second Ctrl-C ends a program that would not end. One that this rank has not had is
-// still noted once: it may be on its way. The destructor gives back all that was there before. A
-// handler that others have set in the meantime is left alone.
+// While it lives, its signals are only noted, also if they come several times. Once check() has
+// told of a request, a signal that this rank has noted gets its former effect back, so that a
+// second Ctrl-C ends a program that would not end. One that this rank has not had is still noted
+// once: it may be on its way. The destructor restores all former handlers. A handler that others
+// have set in the meantime is left alone.
 class StopRequest {
  public:
   // Local, also without a session. Throws Error(InvalidArgument): an option out of its range, a
-  // signal that can't be caught (SIGKILL, SIGSTOP), one that a program can't go on behind
-  // (SIGSEGV), or one that another StopRequest has that lives.
+  // signal that can't be caught (SIGKILL, SIGSTOP), one after which a program can't go on
+  // (SIGSEGV), or one that another living StopRequest has.
   explicit StopRequest(StopRequestOptions options = {});
   StopRequest(const StopRequest&) = delete;
   StopRequest& operator=(const StopRequest&) = delete;
@@ -77,11 +79,11 @@ class StopRequest {
   // Asks for the stop from within the program, on one rank or several.
   void request() { requested_ = true; }
 
-  // Has any rank been asked to stop, when it came to this call? The same on all ranks; true again
-  // once it was true. Collective; with `every` only some calls are. The lowest rank logs the reason
-  // (Info). Ranks that have joined are not asked; when they come back they learn what the others
-  // know. Throws Error as collectives do; Mismatch if `every` differs. After an error it is as if
-  // it had not been called.
+  // Returns whether any rank had been asked to stop when it made this call: the same on all ranks,
+  // and true for ever once it was true. Collective; with `every` only some calls are. The lowest
+  // rank logs the reason (Info). Ranks that have joined are not asked; when they come back they
+  // learn what the others know. Throws Error as collectives do; Mismatch if `every` differs. After
+  // an error it is as if it had not been called.
   bool check();
 
   // "signal 10 (SIGUSR1) on rank 3", "request() on rank 3", "the time limit of 14040 s"; empty:
@@ -99,7 +101,7 @@ class StopRequest {
   torch_detail::NotedSignals signals_;
   std::atomic<bool> requested_ = false;
   std::pair<uint32_t, uint64_t> counted_in_ = {};  // session, join()s
-  int64_t calls_ = 0;                              // there
+  int64_t calls_ = 0;                              // of check(), in those
   int64_t agreed_cause_ = 0;
   int64_t agreed_limit_ = 0;
   std::string reason_;

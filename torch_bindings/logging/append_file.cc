@@ -63,7 +63,7 @@ void AppendFile::end_line() {
   if (count == 1 && last != '\n') append("\n");
 }
 
-// Not of a pipe or a terminal, which have no size.
+// Does nothing for a pipe or a terminal, which have no size.
 void AppendFile::take_back(size_t bytes) const {
   const off_t end = ::lseek(file_, 0, SEEK_END);
   if (bytes == 0 || end < static_cast<off_t>(bytes)) return;

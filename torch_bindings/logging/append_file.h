@@ -8,12 +8,12 @@
 namespace horon::torch_detail {
 
 // Moves only. Opened and written with system calls, so a piece is in the file, whole, when append()
-// returns. What a full disk has cut off is taken out again, so that the file stays one of whole
-// pieces.
+// returns. A piece that a full disk has cut off is removed again, so that the file holds whole
+// pieces only.
 class AppendFile {
  public:
   AppendFile() = default;
-  // `keep`: what is there stays, and the file goes on behind it; else it is emptied. Throws
+  // `keep`: pieces are appended to what is there; else the file is emptied. Throws
   // Error(OperationFailed) that names the file, as append() does.
   AppendFile(const std::string& path, bool keep);
   ~AppendFile();
@@ -22,8 +22,8 @@ class AppendFile {
 
   bool is_open() const { return file_ >= 0; }
   void append(std::string_view piece);
-  // Ends the last line that is there, if it has no end: that of a program that was killed. For
-  // files of lines.
+  // Ends the file's last line if it has no end, as a program that was killed leaves it. For files
+  // of lines.
   void end_line();
 
  private:

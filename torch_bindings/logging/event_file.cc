@@ -94,7 +94,7 @@ void TensorBoardSink::write(const LogRecord& record) {
     static std::atomic<int> files{0};  // of this process, which may begin several in a second
     path_ = core::concat(folder_, "/events.out.tfevents.", static_cast<int64_t>(record.time), ".",
                          core::host_name(), ".", ::getpid(), ".", files++);
-    // Kept when it has its first record: else it would go on without one.
+    // The file is kept only with its first record: else a later write would go on without one.
     torch_detail::AppendFile file(path_, true);
     file.append(torch_detail::tf_record(torch_detail::version_event(record.time)));
     file_ = std::move(file);

@@ -21,8 +21,8 @@ class LogSink {
   virtual ~LogSink() = default;
   // What has been written is in the file when this returns: another process may read it.
   virtual void write(const LogRecord& record) = 0;
-  // The file or folder that it writes to. Logger::flush() finds by it what another rank than the
-  // one that writes means to write elsewhere. Empty: there is none.
+  // The file or folder that it writes to. Logger::flush() uses it to find sinks of other ranks for
+  // which the rank that writes has none. Empty: it writes to no path.
   virtual std::string destination() const { return {}; }
 };
 

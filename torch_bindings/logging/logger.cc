@@ -36,7 +36,7 @@ double seconds_since_1970() {
 
 struct Logger::Value {
   torch_detail::LoggedValue here;
-  // The same of tensors on a device, which has not been waited for: float64 [].
+  // The same for tensors on a device that has not been waited for: float64 [].
   at::Tensor on_device;
   double device_weight = 0;
 
@@ -49,7 +49,7 @@ struct Logger::Value {
 };
 
 void Logger::Value::add(double value, double weight) {
-  if (here.reduce == Reduce::First) forget_on_device();  // which came before this one
+  if (here.reduce == Reduce::First) forget_on_device();  // values there came before this one
   torch_detail::combine(here, here.reduce == Reduce::Mean ? value * weight : value, weight);
 }
 
@@ -82,11 +82,11 @@ void Logger::Value::forget_on_device() {
 
 struct Logger::Output {
   std::unique_ptr<LogSink> sink;
-  std::optional<LogRecord> unwritten;  // that it could not write, and gets once more
+  std::optional<LogRecord> unwritten;  // a record that it could not write, and gets once more
 };
 
 Logger::Logger(LoggerOptions options) : options_(std::move(options)) {}
-// There is no next flush() to tell it.
+// No flush() will report the fault any more.
 Logger::~Logger() {
   if (!write_fault_.empty()) core::log(core::LogLevel::Error, concat("Logger: ", write_fault_));
 }
@@ -122,7 +122,7 @@ Logger::Value& Logger::value_of(const std::string& name, const LogAs& as) {
 void Logger::log(const std::string& name, double value, const LogAs& as) {
   Value& logged = value_of(name, as);
   if (as.reduce == Reduce::Mean && as.weight.value == 0) return;  // a batch without samples
-  // Only a mean has weights; else it tells whether there is a value.
+  // Only a mean has weights; else the weight tells whether there is a value.
   logged.add(value, as.reduce == Reduce::Mean ? as.weight.value : 1);
 }
 
@@ -166,7 +166,7 @@ std::string Logger::message(int64_t step) {
   own.step = step;
   own.time = seconds_since_1970();
   own.fault = write_fault_;
-  // The rank that writes tells its paths each time, for those that tell theirs once.
+  // The rank that writes sends its paths each time; the others send theirs once, to be compared.
   if (options_.process_set.rank() == 0 || !paths_compared_) {
     for (const Output& output : outputs_) {
       const std::string path = output.sink->destination();
@@ -213,7 +213,7 @@ void Logger::write(const LogRecord& record) {
     return false;
   };
   for (Output& output : outputs_) {
-    // Once: a record that a sink never takes does not keep others from it.
+    // Tried again only once: a record that a sink never takes must not keep later ones from it.
     const std::optional<LogRecord> before = std::exchange(output.unwritten, std::nullopt);
     if (before) writes(*output.sink, *before);
     if (!writes(*output.sink, record)) output.unwritten = record;

@@ -13,20 +13,21 @@
 //
 // Between two flushes log() adds up on this rank, and flush() adds up the ranks: so a mean is that
 // of all samples of all steps and ranks, if weights are numbers of samples. Ranks may have logged
-// different names, and different times, or nothing. The lowest rank of the set writes; flush()
-// gives the same record to all, with the time of the rank that writes. Once that rank has joined,
-// what flush() gives to the others is in no file: where data are uneven, flush after join().
+// different names, unequally often, or nothing. The lowest rank of the set writes; flush() gives
+// the same record to all, with the time of the rank that writes. Once that rank has joined, what
+// flush() gives to the others is in no file: where data are uneven, flush after join().
 //
 // Values: numbers, or tensors of one element on any device; a GPU is not waited for before flush().
 // One thread at a time. Errors: InvalidArgument from log(): more than one element, a weight that is
 // negative or not finite, a name with two kinds of reduction or that records use themselves
 // ("step", "time"), a value that can't be averaged. Mismatch from flush(), on all ranks, where they
 // are at different steps; where one has a sink for a path for which the rank that writes has none
-// (which may have sinks alone); or where they reduce a name in different ways: this name is lost,
-// the others have gone to all sinks. OperationFailed from flush(), on all ranks, where a sink could
-// not write the record before: the ranks don't wait for the writing. The sink has got that record
-// once more then, and all have got that of this flush. (Of the last record the destructor says it
-// on standard error.) After any other error of flush() the values are still there for the next one.
+// (that rank alone may have sinks that others lack); or where they reduce a name in different ways:
+// the values of this name are lost, the other names have gone to all sinks. OperationFailed from
+// flush(), on all ranks, where a sink could not write the record of the flush before: the ranks
+// don't wait for the writing. That record has then been given to the sink once more, and this
+// flush's to all sinks. (If the last record fails, the destructor says so on standard error.) After
+// any other error of flush() the values are still there for the next one.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +54,7 @@ enum class Reduce : uint8_t {
   First,  // the latest of the lowest rank that has one: for what is alike on all ranks
 };
 
-// From any number; an integer would not go into a double within braces.
+// Converts from any number: within braces an integer would not convert to a double.
 struct LogWeight {
   template <class Number>
   requires std::is_arithmetic_v<Number> LogWeight(Number number)
@@ -91,8 +92,9 @@ class Logger {
   void log_dict(const std::map<std::string, at::Tensor>& values,
                 const LogAs& as = {.reduce = Reduce::First});
 
-  // Of all ranks since the flush before, by name in the order in which the lowest ranks came to
-  // them; to the sinks. Collective. A Mean of weight 0 is left out.
+  // Reduces what all ranks have logged since the flush before, and writes the record to the sinks:
+  // the names of the lowest rank in its order, then those that only higher ranks have. Collective.
+  // A Mean of weight 0 is left out.
   LogRecord flush(int64_t step);
 
  private:

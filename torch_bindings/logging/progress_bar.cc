@@ -55,7 +55,7 @@ std::string bar_text(int64_t done, int64_t total) {
   return concat(done * 100 / total, " % [", cells, "] ");
 }
 
-// As many bytes, or fewer where a letter of several bytes would be cut.
+// The first `count` bytes, or fewer where a letter of several bytes would be cut.
 std::string first_bytes(std::string line, size_t count) {
   if (line.size() <= count) return line;
   while (count > 0 && (static_cast<unsigned char>(line[count]) & 0xc0) == 0x80) --count;
@@ -73,7 +73,7 @@ ProgressBar::ProgressBar(ProgressBarOptions options)
   if (options_.columns == 0) options_.columns = columns_of(options_.out);
   done_ = options_.initial;
   start_ = options_.clock();
-  // A terminal shows it at once, a file when there is something to tell.
+  // A terminal shows the bar at once, a file only after its interval.
   next_ = terminal_ ? start_ : start_ + options_.file_interval_s;
 }
 

@@ -41,7 +41,7 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  // `done`: with what was done before.
+  // `done`: including what was done before (`initial`).
   void update(int64_t done, std::string_view note = {});
   // A line of its own above the bar.
   void print(std::string_view line);
@@ -55,7 +55,7 @@ class ProgressBar {
   ProgressBarOptions options_;
   bool terminal_ = false;
   bool active_ = false;
-  bool shown_ = false;  // what stands there is the latest
+  bool shown_ = false;  // the latest state has been written
   int64_t done_ = 0;
   std::string note_;
   double start_ = 0;

@@ -27,7 +27,7 @@ struct LogMessage {
   std::vector<LoggedValue> values;
 };
 
-// Puts one more value to what there is. A NaN wins in Min and Max. First: the later one.
+// Adds one more value to `into`. A NaN wins in Min and Max. First: the later one.
 void combine(LoggedValue& into, double value, double weight);
 
 std::string to_bytes(const LogMessage& message);
@@ -35,13 +35,13 @@ LogMessage message_from(const std::string& bytes);
 
 struct ReducedLog {
   LogRecord record;
-  std::string mismatch;  // the first name that is left out, for ranks reduce it in different ways
+  std::string mismatch;  // the first name that is left out: ranks reduce it in different ways
   std::string fault;     // why a rank could not write the record before; empty: all could
 };
 
 // `messages[i]` is that of `ranks[i]`, ascending; empty bytes: this rank has joined. The first one
-// writes. Throws Error(Mismatch) where ranks are at different steps, or have sinks for paths that
-// the one which writes has none for; the same on all ranks.
+// writes. Throws Error(Mismatch) where ranks are at different steps, or have sinks for paths for
+// which the rank that writes has none; the same on all ranks.
 ReducedLog reduce_over_ranks(const std::string& call, const std::vector<std::string>& messages,
                              const std::vector<int>& ranks);
 

@@ -15,8 +15,8 @@
 //   optimizer 6.0, other 0.2; rank 2 is slow: 8.1 ms behind the median rank, 7.9 of it in data
 //
 // Times are those of the host. Communication is the exposed part: what a rank waits for gradients,
-// taken out of the phase in which it waits. On a GPU the host goes ahead of the device, so its work
-// is found where the host waits for it.
+// taken out of the phase in which it waits. On a GPU the host goes ahead of the device: the
+// device's work counts in the phase in which the host waits for it.
 #pragma once
 
 #include <array>
@@ -49,7 +49,7 @@ struct Straggler {
   int rank = 0;
   double behind = 0;  // seconds of work in a step beyond the median rank
   Phase phase = Phase::Other;
-  double in_phase = 0;  // of them in the phase where it loses most
+  double in_phase = 0;  // seconds of `behind` in the phase where it loses most
 };
 
 // The same on all ranks.
@@ -67,7 +67,7 @@ struct StepTimerOptions {
   ProcessSet process_set = {};
   // Seconds waited for communication since the start; those of an optimizer or a reducer.
   std::function<double()> exposed_wait_seconds = {};
-  double straggler_share = 0.05;       // of a step that a rank must be behind to be named
+  double straggler_share = 0.05;       // share of a step by which a rank must be behind
   std::function<double()> clock = {};  // seconds; default: a steady one
 };
 

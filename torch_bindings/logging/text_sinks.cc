@@ -51,7 +51,7 @@ std::vector<std::string> csv_cells(const std::string& line) {
   return cells;
 }
 
-// The header is one line, for those that read it as for widen().
+// Keeps the header on one line, for its readers and for widen().
 std::string column_of(std::string name) {
   std::replace(name.begin(), name.end(), '\n', ' ');
   return name;
@@ -160,7 +160,7 @@ void CsvSink::widen(const LogRecord& record) {
   const bool is_read = old.is_open() ? !old.bad() : !holds_something(path_);
   if (!is_read) refuse_to_go_on(path_, "it can't be read");
   core::replace_file(path_, content);
-  // What can fail from here on finds the columns that the file has, and no other file.
+  // From here on columns_ are those of the file, whatever fails later.
   columns_ = std::move(columns);
   file_ = torch_detail::AppendFile();
 }

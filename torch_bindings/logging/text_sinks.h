@@ -22,8 +22,8 @@ class ConsoleSink : public LogSink {
 };
 
 struct FileSinkOptions {
-  // Go on behind what is there, after a restart; a line that is cut off gets an end. False: begin
-  // anew.
+  // Append to what is there, after a restart; a line that is cut off gets an end. False: empty the
+  // file.
   bool append = true;
 };
 

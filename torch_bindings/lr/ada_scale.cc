@@ -58,7 +58,7 @@ void check_options(const AdaScaleOptions& options, ReduceOp op) {
   }
 }
 
-// Two would set the learning rates and look at the gradients in turn, and each would be wrong.
+// Two AdaScales of one optimizer would set the learning rates in turn, and both would be wrong.
 std::shared_ptr<void> claim(const torch_detail::ScaledSteps* optimizer) {
   struct Claims {
     std::mutex mutex;
@@ -142,14 +142,15 @@ AdaScale::Sums AdaScale::own_sums() {
   const double local = take_sum(of_buckets_);
   const double reduced = take_sum(of_reduced_);
   // Buckets hold sums over a rank's passes, times the loss scale, of which a GradScaler may have
-  // taken its part out of the gradients since. Both numbers become those of the means, without the
-  // loss scale.
+  // taken its part out of the gradients since. Both sums are converted to those of the means,
+  // without the loss scale.
   const GradientReducerOptions& gradients = parts_.gradients();
   const double scale = parts_.scaling->grad_scale() * parts_.scaling->unscaled_by().value_or(1);
   const double grown = scale * gradients.backward_passes_per_step;
   const double divided =
       gradients.average_aggregated_gradients ? gradients.backward_passes_per_step : 1;
-  // All ranks must learn of what is not finite, which HORON_CHECK_FINITE would keep from them.
+  // All ranks must learn of values that are not finite; with HORON_CHECK_FINITE an allreduce of
+  // them would fail instead.
   if (!std::isfinite(local) || !std::isfinite(reduced)) return {.ranks = 1, .unusable = 1};
   return {.ranks = 1,
           .unusable = usable ? 0.0 : 1.0,

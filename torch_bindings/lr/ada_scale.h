@@ -1,6 +1,7 @@
 // AdaScale SGD (Johnson, Agrawal, Gu and Guestrin 2020, "AdaScale SGD: A User-Friendly Algorithm
-// for Distributed Training"): the learning rate and the length of a training for one batch, used
-// for the batches of all ranks. How much a step on S batches is worth is found from the gradients.
+// for Distributed Training"): a learning rate and a length of training that were chosen for one
+// batch a step are used for the batches of all ranks. The gradients tell how many of those steps
+// one on S batches is worth.
 //
 //   horon::AdaScale ada_scale(optimizer, horon::lr::cosine(total_steps));   // of one batch a step
 //   while (ada_scale.position() < total_steps) {
@@ -39,9 +40,9 @@ class GradScaler;
 
 struct AdaScaleOptions {
   std::string name = {};  // of its collective; empty: "ada_scale.noname.N"
-  // Batches of each rank in one step, above 0; empty: the optimizer's backward_passes_per_step. For
-  // a program that adds up the gradients of k batches in no_sync(): it says k here, and divides its
-  // loss by k, which nothing else does.
+  // Batches of each rank in one step, above 0; empty: the optimizer's backward_passes_per_step. A
+  // program that adds up the gradients of k batches in no_sync() says k here, and divides its loss
+  // by k, which nothing else does.
   std::optional<int> batches = {};
   // As in LrSchedulerOptions; a step is one on a single batch.
   int64_t steps_per_unit = 1;
@@ -51,21 +52,21 @@ struct AdaScaleOptions {
 };
 
 // For optimizers whose op is Average or Sum. Needs the gradients of two ranks; on one rank alone
-// the gain is 1. For SGD, with or without momentum, as the paper; nothing is refused. The learning
-// rates before the scaling are those that the groups have when this is made: do not scale them
-// (scale_lr). Where gradients are sums (Sum over ranks; passes without
-// average_aggregated_gradients) they are divided by what the gradients have grown by. That divides
-// weight decay too, and a momentum holds sums of more ranks for a while once some have joined: use
-// means there.
+// the gain is 1. Meant for SGD, with or without momentum, as in the paper; other optimizers are not
+// refused. The learning rates before the scaling are those that the groups have when this is made:
+// do not scale them (scale_lr). Where gradients are sums (Sum over ranks; passes without
+// average_aggregated_gradients) the learning rates are divided by what the gradients have grown by.
+// That divides weight decay too, and a momentum holds sums of more ranks for a while once some have
+// joined: use means there.
 //
-// Costs a look at each gradient before it is reduced and after, and one allreduce of 32 bytes in a
-// step; the host waits for a GPU twice. All ranks compute the same gain, from the same numbers.
+// Costs a pass over each gradient before it is reduced and after, and one allreduce of 32 bytes in
+// a step; the host waits for a GPU twice. All ranks compute the same gain, from the same numbers.
 // Gradients are measured as they are reduced: behind the program's before_bucket(), and before a
 // program clips them between backward() and step(). Buckets are not tuned meanwhile
 // (HORON_AUTOTUNE).
 //
 // With an amp::GradScaler: scaler.step(ada_scale) in the place of step(), behind
-// scaler.unscale_(optimizer) or without it. Of a program that scales losses by itself: the
+// scaler.unscale_(optimizer) or without it. A program that scales losses by itself uses the
 // optimizer's set_grad_scale(), whose scale is taken out. A program that divides the gradients
 // itself has its scale in variance() and squared_mean(): then the scale must stay the same.
 //
@@ -74,9 +75,9 @@ struct AdaScaleOptions {
 // set_weight(): the ranks' gradients count alike.
 class AdaScale {
  public:
-  // Collective order as for a reducer; the optimizer outlives it, and has one at a time. Throws
-  // Error(InvalidArgument) naming an option or where the optimizer has one already, and as
-  // LrScheduler does.
+  // Constructed in the same order on all ranks, as a reducer is. The optimizer outlives it, and has
+  // one AdaScale at a time. Throws Error(InvalidArgument) naming an option, or if the optimizer has
+  // one already, and as LrScheduler does.
   template <class Opt>
   AdaScale(DistributedOptimizer<Opt>& optimizer, lr::Schedule schedule,
            AdaScaleOptions options = {})
@@ -87,8 +88,8 @@ class AdaScale {
 
   // Reduces what backward() has not, sets the learning rates and makes the optimizer's step.
   // Collective. Throws as these, and Error(InvalidArgument) for gradients that stay sparse, or that
-  // a GradScaler's unscale_() has divided: it alone knows whether they are finite. A step that the
-  // optimizer leaves out (loss scaling) does not count.
+  // a GradScaler's unscale_() has divided: only the GradScaler knows whether they are finite. A
+  // step that the optimizer leaves out (loss scaling) does not count.
   void step();
 
   // Of the last step: from 1 to S.
@@ -112,7 +113,7 @@ class AdaScale {
   void load(::torch::serialize::InputArchive& archive);
 
  private:
-  // What it uses of an optimizer, whatever that is made of.
+  // What it uses of a DistributedOptimizer, of whatever type.
   struct Parts {
     ::torch::optim::Optimizer* optimizer;
     torch_detail::ScaledSteps* scaling;
@@ -154,7 +155,7 @@ class AdaScale {
 
   friend class amp::GradScaler;
   void make_step();
-  // A step that somebody else has left out.
+  // Forgets what was measured in a step that the GradScaler has left out.
   void forget_round();
 
   double batches() const;

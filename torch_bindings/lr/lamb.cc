@@ -99,7 +99,8 @@ LambParamState& Lamb::state_of(const at::Tensor& parameter) {
 }
 
 void Lamb::update(const at::Tensor& given, const LambOptions& options) {
-  // Numbers are written to the memory, in which those of a lazy conjugate have the other sign.
+  // The step writes to memory, in which the imaginary parts of a lazy conjugate have the other
+  // sign.
   const bool is_turned = given.is_conj();
   const at::Tensor of_parameter = torch_detail::dense_gradient(given, "Lamb");
   const at::Tensor parameter = torch_detail::real_view(is_turned ? given.detach().conj() : given);

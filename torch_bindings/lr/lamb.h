@@ -31,7 +31,8 @@ struct LambOptions : ::torch::optim::OptimizerCloneableOptions<LambOptions> {
   // The norm of the weights is held between these (the paper's phi).
   TORCH_ARG(double, least_norm) = 0;
   TORCH_ARG(double, largest_norm) = std::numeric_limits<double>::infinity();
-  // false: the layer's ratio is 1, which makes it AdamW but for eps and where the decay stands.
+  // false: the layer's ratio is 1, which makes it AdamW but for eps and for where the decay is
+  // applied.
   TORCH_ARG(bool, adapt) = true;
 
  public:
@@ -71,8 +72,8 @@ class Lamb : public ::torch::optim::Optimizer, public torch_detail::CallsClosure
                 LambOptions defaults = {});
   explicit Lamb(std::vector<at::Tensor> parameters, LambOptions defaults = {});
 
-  // Throws as the constructors do. Not Optimizer's own, which from LibTorch 2.12 on gives the group
-  // of an optimizer that it does not know the defaults, in the place of the group's options.
+  // Throws as the constructors do. Hides Optimizer's own: from LibTorch 2.12 on that gives a group
+  // the defaults instead of the group's options, if it does not know the optimizer.
   void add_param_group(const ::torch::optim::OptimizerParamGroup& group);
 
   // The closure is called first, with gradients enabled. Throws Error(InvalidArgument) for a sparse

@@ -33,7 +33,8 @@ struct LarsOptions : ::torch::optim::OptimizerCloneableOptions<LarsOptions> {
   TORCH_ARG(bool, adapt) = true;
   // A new lr applies to all of the momentum at once, as if it were multiplied by lr_new / lr_old
   // (Goyal et al. 2017, section 3). false: the paper's algorithm, whose momentum keeps the lr with
-  // which it was gathered. The two are the same as long as lr is. Set it before the first step.
+  // which it was gathered. The two are equal as long as lr does not change. Set it before the first
+  // step.
   TORCH_ARG(bool, momentum_correction) = true;
 
  public:
@@ -74,8 +75,8 @@ class Lars : public ::torch::optim::Optimizer, public torch_detail::CallsClosure
                 LarsOptions defaults);
   explicit Lars(std::vector<at::Tensor> parameters, LarsOptions defaults);
 
-  // Throws as the constructors do. Not Optimizer's own, which from LibTorch 2.12 on gives the group
-  // of an optimizer that it does not know the defaults, in the place of the group's options.
+  // Throws as the constructors do. Hides Optimizer's own: from LibTorch 2.12 on that gives a group
+  // the defaults instead of the group's options, if it does not know the optimizer.
   void add_param_group(const ::torch::optim::OptimizerParamGroup& group);
 
   // The closure is called first, with gradients enabled. Throws Error(InvalidArgument) for a sparse

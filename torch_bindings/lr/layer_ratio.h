@@ -44,8 +44,8 @@ at::Tensor step_layers(std::vector<::torch::optim::OptimizerParamGroup>& groups,
 
 [[noreturn]] void refuse_options(const char* optimizer);
 
-// The options of a group that an optimizer gets, or its defaults. Throws Error(InvalidArgument)
-// that names the optimizer for those of another one.
+// The options of a group that an optimizer gets, or the optimizer's defaults. Throws
+// Error(InvalidArgument) that names the optimizer if the group's options are of another one.
 template <class Options>
 const Options& options_of(const ::torch::optim::OptimizerParamGroup& group,
                           const ::torch::optim::OptimizerOptions& defaults, const char* optimizer) {
@@ -55,12 +55,11 @@ const Options& options_of(const ::torch::optim::OptimizerParamGroup& group,
   return *options;
 }
 
-// The options that a group has brought, for the group that Optimizer::add_param_group() has made.
+// Gives the group that Optimizer::add_param_group() has made the options that `brought` has.
 void keep_options(::torch::optim::OptimizerParamGroup& made,
                   const ::torch::optim::OptimizerParamGroup& brought);
 
-// Throws Error(InvalidArgument) that names the optimizer, its option, and where that goes ("from 0
-// up").
+// Throws Error(InvalidArgument) that names the optimizer, the option, and its range ("from 0 up").
 void check_option(bool right, const char* optimizer, const char* option, double value,
                   const char* range);
 

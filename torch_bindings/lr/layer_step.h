@@ -20,9 +20,8 @@ struct LayerFactor {
   double largest_norm = 0;       // LAMB
 };
 
-// As lars.h says; `terms.rate` is found here. The gradient is dense; another layout or dtype than
-// the parameter's is copied first. So is that of `buffer` (undefined if there is no momentum),
-// once.
+// As lars.h says; `terms.rate` is found here. The gradient is dense; if its layout or dtype is not
+// the parameter's, it is copied first. So is `buffer` (undefined if there is no momentum), once.
 void lars_step(const at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& buffer,
                LarsTerms terms, const LayerFactor& factor);
 // As lamb.h says.

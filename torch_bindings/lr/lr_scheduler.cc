@@ -103,7 +103,7 @@ void LrScheduler::adopt_groups() {
   base_ = base_learning_rates();
 }
 
-// Also of groups that have been added since the last step.
+// Includes groups that have been added since the last step.
 std::vector<double> LrScheduler::base_learning_rates() const {
   std::vector<double> bases = base_;
   const auto& groups = std::as_const(*optimizer_).param_groups();

@@ -43,11 +43,11 @@ struct LrSchedulerOptions {
 // had when the scheduler was made, or when the group was added to the optimizer. All of it is
 // local, and the same on all ranks that do the same. One thread at a time.
 //
-// Momentum: SGD of LibTorch keeps u = m u + g and steps by lr u. So a change of lr takes effect on
-// all of the momentum at once, which is what momentum correction (Goyal et al. 2017, section 3) is
-// to bring about for optimizers that have lr in what they keep, v = m v + lr g: these multiply v by
-// lr_new / lr_old when lr changes. The paper of LARS has such a momentum, and our Lars corrects it
-// (lars.h). So there is nothing to switch on here.
+// Momentum: LibTorch's SGD keeps u = m u + g and steps by lr u. So a change of lr takes effect on
+// all of the momentum at once. Optimizers that keep v = m v + lr g need momentum correction for
+// that (Goyal et al. 2017, section 3): they multiply v by lr_new / lr_old when lr changes. The
+// paper of LARS has such a momentum, and our Lars corrects it (lars.h). So there is nothing to
+// switch on here.
 class LrScheduler {
  public:
   // The optimizer (of a DistributedOptimizer that holds another's: its optimizer()) outlives it.
@@ -64,7 +64,7 @@ class LrScheduler {
   // then nothing has changed. (A step that loss scaling has left out is left out on all ranks: the
   // program counts it or not.)
   void step() { set_steps(steps_ + 1); }
-  // As after so many steps in all, from 0 up.
+  // Sets the learning rates that follow `steps` steps in all, from 0 up.
   void set_steps(int64_t steps);
 
   int64_t steps() const { return steps_; }
@@ -77,14 +77,14 @@ class LrScheduler {
   // One for each group, from 0 up. Throws as step(), having changed nothing.
   void set_base_learning_rates(std::vector<double> rates);
   // Multiplies them, for a training that goes on with a global batch of another size: load() brings
-  // back what was right for the ranks of then. `factor`: from 0 up. Throws as step().
+  // back what was right for the ranks of the job that saved. `factor`: from 0 up. Throws as step().
   void scale_base_learning_rates(double factor);
 
   // Steps and base learning rates; for torch::save() and torch::load(). The schedule is code: the
-  // program gives the same again, or another on purpose, and then loads it behind the optimizer, as
-  // Checkpoints does: what is loaded last holds. load() goes on at the same position where
-  // steps_per_unit has changed, as it does with the number of ranks. Throws Error(InvalidArgument),
-  // having changed nothing: another archive, another number of groups.
+  // program gives the same one again, or another on purpose. Load the scheduler after the
+  // optimizer, as Checkpoints does: the learning rates that are loaded last hold. If steps_per_unit
+  // has changed, as it does with the number of ranks, load() goes on at the same position. Throws
+  // Error(InvalidArgument), having changed nothing: another archive, another number of groups.
   void save(::torch::serialize::OutputArchive& archive) const;
   void load(::torch::serialize::InputArchive& archive);
 

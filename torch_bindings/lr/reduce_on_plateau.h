@@ -56,13 +56,13 @@ class ReduceLrOnPlateau {
                              ReduceLrOnPlateauOptions options = {});
   explicit ReduceLrOnPlateau(LrScheduler& scheduler, ReduceLrOnPlateauOptions options = {});
 
-  // After each evaluation. Has it lowered a learning rate? The same on all ranks. A NaN is no
-  // improvement. Collective. Ranks that come back from join() go on with the state and the learning
-  // rates of the ranks that went on without them. Throws Error as collectives do, and as
-  // LrScheduler::step() does; Mismatch if the ranks have other options, have checked unequally
-  // often, or have another state or other learning rates; RankLeft as AgreeOn says;
-  // InvalidArgument if min_lr is not one for each group. After an error it is as if it had not been
-  // called.
+  // Call it after each evaluation. Returns whether it has lowered a learning rate, the same on all
+  // ranks. A NaN is no improvement. Collective. Ranks that come back from join() go on with the
+  // state and the learning rates of the ranks that went on without them. Throws Error as
+  // collectives do, and as LrScheduler::step() does; Mismatch if the ranks have other options, have
+  // checked unequally often, or have another state or other learning rates; RankLeft as AgreeOn
+  // says; InvalidArgument if min_lr is not one for each group. After an error it is as if it had
+  // not been called.
   bool step(double value);
 
   // The best agreed value; without one an infinity, which every value is better than.

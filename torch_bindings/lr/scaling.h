@@ -25,8 +25,8 @@ enum class LrScaling : uint8_t {
 // `options`: those of the optimizer, of which op, process_set, backward_passes_per_step and
 // average_aggregated_gradients count. A program that divides its loss by p itself says
 // `.average_aggregated_gradients = true` here alone. Local; any thread. Throws
-// Error(NotInitialized); Error(InvalidArgument) for a learning rate or a number of passes that is
-// none, and for another op than Average, Sum and Adasum.
+// Error(NotInitialized); Error(InvalidArgument) for an impossible learning rate or number of
+// passes, and for another op than Average, Sum and Adasum.
 double scale_lr(double lr, const GradientReducerOptions& options = {},
                 LrScaling rule = LrScaling::Linear);
 double scale_lr(double lr, LrScaling rule);
@@ -34,7 +34,7 @@ double scale_lr(double lr, ReduceOp op);
 
 namespace torch_detail {
 
-// What the gradients of so many ranks have grown by against their mean over ranks and passes.
+// The factor between the gradients of so many ranks and their mean over ranks and passes.
 double grown_by_sums(const GradientReducerOptions& options, double ranks);
 
 }  // namespace torch_detail

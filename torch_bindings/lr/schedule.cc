@@ -40,13 +40,13 @@ void check_milestones(std::string_view schedule, const std::vector<double>& mile
   }
 }
 
-// How far rounding may move a position. One that counts from a milestone, as 5.3 - 5 does, has that
-// of the position in the whole training. Steps are further apart, whatever the unit.
+// How far rounding may move a position. A position that counts from a milestone, as 5.3 - 5, has
+// the rounding of the position in the whole training. Steps are further apart, whatever the unit.
 double rounding_at(double position) {
   return std::max(1e-9, 4 * std::numeric_limits<double>::epsilon() * std::abs(position));
 }
 
-// How many of them are at or before the position, but for rounding.
+// How many milestones are at or before the position, but for rounding.
 size_t passed(const std::vector<double>& milestones, double position) {
   const auto next =
       std::upper_bound(milestones.begin(), milestones.end(), position + rounding_at(position));
@@ -91,8 +91,8 @@ Schedule cycle_through(const OneCycle& cycle, const CycleValues& values) {
   };
 }
 
-// floor(position / every). Where the position is a multiple but for rounding, as 0.3 is of 0.1, it
-// is that many.
+// floor(position / every). If the position is a multiple but for rounding, as 0.3 is of 0.1, that
+// multiple.
 double whole_lengths(double position, double every) {
   const double nearest = std::nearbyint(position / every);
   const bool is_near = std::abs(nearest * every - position) <= rounding_at(position);

@@ -24,8 +24,8 @@ using Schedule = std::function<double(double position)>;
 Schedule constant(double factor = 1);
 
 // From `start` to 1 in a straight line (gradual warm-up, Goyal et al. 2017, section 2.2):
-// start + (1 - start) t / length. They go from the learning rate of one batch to that of k, so that
-// their `start` is 1 / k.
+// start + (1 - start) t / length. In that paper the rate rises from that of one batch to that of k:
+// `start` is 1 / k.
 Schedule warm_up(double length, double start);
 
 // end + (1 - end) (1 + cos(pi t / length)) / 2 (Loshchilov and Hutter 2017, without restarts).
@@ -36,7 +36,7 @@ Schedule polynomial(double length, double power = 1, double end = 0);
 
 // gamma^floor(t / every).
 Schedule step_decay(double every, double gamma = 0.1);
-// gamma^n, where n milestones are at or before t. They rise.
+// gamma^n, where n milestones are at or before t. Milestones are in rising order.
 Schedule multi_step(std::vector<double> milestones, double gamma = 0.1);
 
 // gamma^t.
@@ -62,7 +62,7 @@ Schedule one_cycle(const OneCycle& cycle);
 Schedule one_cycle_momentum(const OneCycle& cycle, double high = 0.95, double low = 0.85);
 
 // The first schedule up to the first milestone, and so on: each begins at its own 0 at the
-// milestone before it. One milestone less than schedules; they rise.
+// milestone before it. One milestone less than schedules, in rising order.
 Schedule sequence(std::vector<Schedule> schedules, std::vector<double> milestones);
 
 }  // namespace horon::lr

@@ -26,7 +26,7 @@ at::Tensor area(const at::Tensor& positive, const at::Tensor& negative) {
   return (below.sum() + up_to.sum()).to(at::kDouble) / (2 * pairs);
 }
 
-// In host memory, and of its own: the program may use the batch again.
+// A copy in host memory: the program may reuse the batch.
 at::Tensor kept(const at::Tensor& scores) {
   const at::ScalarType type = scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   return scores.to(at::kCPU, type, false, true).reshape({-1});

@@ -1,17 +1,17 @@
 // Accuracy, precision, recall, F-score and the confusion matrix. What predictions and targets may
 // be: labels.h.
 //
-// For each class the ranks add up how many samples are of it (a), how many were said to be of it
-// (g), and how many of these rightly (h), in int64; so the values of N ranks are those of one
+// For each class the ranks add up, in int64, how many samples are of it (a), how many were
+// predicted as it (g), and how many of these rightly (h); so the values of N ranks are those of one
 // process to the last bit.
 //
 //   recall = h / a     precision = h / g     F = (1 + b^2) h / (b^2 a + g)     accuracy = sum h / n
 //
-// A sample with a NaN among its scores is said to be of no class: a miss.
+// A sample with a NaN among its scores is predicted as no class: a miss.
 //
-// Undefined values: without any sample the value is NaN. 0/0 of a class (nothing was said to be of
-// it, say) is `zero_division`. A class that neither is nor was said anywhere does not count in the
-// macro average, and is `zero_division` per class. Where `zero_division` is NaN, such classes don't
+// Undefined values: without any sample the value is NaN. 0/0 of a class (nothing was predicted as
+// it, say) is `zero_division`. A class without any target or prediction does not count in the macro
+// average, and is `zero_division` in PerClass. If `zero_division` is NaN, classes of 0/0 don't
 // count in averages.
 #pragma once
 
@@ -24,8 +24,8 @@
 namespace horon::metrics {
 
 enum class Average : uint8_t {
-  Binary,    // two classes: that of class 1. Accuracy: as Micro
-  Micro,     // the sums over all classes. Of one label each, all four metrics are the accuracy
+  Binary,    // two classes: the value of class 1. Accuracy: as Micro
+  Micro,     // from the sums over all classes; of one label each, all four are the accuracy
   Macro,     // the mean over classes
   Weighted,  // the same, weighted by the samples of each class
   PerClass,  // none: float64 [classes]
@@ -63,8 +63,8 @@ class ClassRatio : public PredictionMetric {
   ClassificationOptions options_;
 };
 
-// Micro and Binary: rightly predicted samples / samples. Macro and PerClass: of recalls, that is
-// the balanced accuracy if each class has samples.
+// Micro and Binary: rightly predicted samples / samples. Macro and PerClass: from the recalls;
+// Macro is the balanced accuracy if each class has samples.
 class Accuracy : public ClassRatio {
  public:
   explicit Accuracy(const ClassificationOptions& options = {})

@@ -40,7 +40,7 @@ MetricState Mean::state_of(const at::Tensor& values, double weight) const {
   MetricState batch = empty_state();
   const at::Tensor sum = values.detach().to(at::kDouble).sum();
   const auto count = static_cast<double>(values.numel());
-  // A weight of 0 takes away a NaN too: this batch has no samples.
+  // A weight of 0 removes a NaN too: this batch has no samples.
   batch.sums = weight == 0 ? at::zeros({2}, sum.options())
                            : at::stack({sum * weight, at::full({}, weight * count, sum.options())});
   return batch;
@@ -60,7 +60,7 @@ void Mean::update(const at::Tensor& values, const at::Tensor& weights) {
                  core::shape_text(weights.sizes()), "; give them alike"));
   MetricState batch = empty_state();
   const at::Tensor each = weights.detach().to(at::kDouble);
-  // A weight of 0 takes away a NaN here too: padding, say.
+  // A weight of 0 removes a NaN here too: padding, say.
   const at::Tensor weighted = values.detach().to(at::kDouble) * each;
   batch.sums = at::stack({weighted.masked_fill(each.eq(0), 0).sum(), each.sum()});
   merge(std::move(batch));

@@ -9,8 +9,8 @@
 //
 // update() and forward() are local; compute() is collective, and several metrics do it in one call
 // in a MetricCollection (metric_collection.h). compute() leaves the metric as it is, so one can go
-// on with update(). It asks the other ranks each time: a value kept from the call before would make
-// a rank without new samples leave the others waiting.
+// on with update(). It communicates each time: if a rank without new samples returned the value of
+// the call before, the others would wait for it.
 //
 // Tensors may be on any device and of any floating type; they are added up in float64 or int64.
 // Counts are exact up to 2^53, sums are rounded as float64 sums are. update() does not wait for a
@@ -51,7 +51,7 @@ struct BatchValue {
   bool is_mean_over_samples() const { return weight.defined(); }
 };
 
-// What a metric has added up so far, where its samples are.
+// What a metric has added up so far, on the device of its samples.
 struct MetricState {
   at::Tensor sums;    // float64 [n]
   at::Tensor counts;  // int64 [n]

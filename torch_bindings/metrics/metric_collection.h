@@ -1,4 +1,4 @@
-// Several metrics that are asked for together: one allreduce brings the sums and counts of all of
+// Several metrics that are computed together: one allreduce brings the sums and counts of all of
 // them to all ranks, whatever their number. (If an AUROC is among them, one allgather of its scores
 // runs beside it.)
 //
@@ -44,8 +44,8 @@ class MetricCollection {
   // Updates those that take predictions and targets; a Mean is updated by itself. Throws
   // Error(InvalidArgument), then none is updated.
   void update(const at::Tensor& predictions, const at::Tensor& targets);
-  // The values of all by name, over all ranks. Collective. Errors as Metric::compute(), the name of
-  // the metric being told.
+  // The values of all by name, over all ranks. Collective. Errors as Metric::compute(), with the
+  // name of the metric.
   std::map<std::string, at::Tensor> compute() const;
   // The same of this rank's samples. Local.
   std::map<std::string, at::Tensor> compute_local() const;

@@ -69,7 +69,7 @@ void unpack_sums(const at::Tensor& flat, std::vector<MetricTotals>& totals) {
   }
 }
 
-// One rank's lists one after the other, behind their lengths.
+// One rank's lists one after the other, after their lengths.
 at::Tensor pack_lists(const std::vector<MetricTotals>& totals) {
   std::vector<double> lengths;
   std::vector<at::Tensor> parts{at::Tensor()};
@@ -118,8 +118,8 @@ class Call {
         options_(options),
         remark_(remark_of(metrics)) {}
 
-  // What fails on this rank alone fails by name on the others too. They wait for lists if they have
-  // some, whether this rank has or not.
+  // What fails on this rank alone makes the call fail by name on the others too. They wait for
+  // lists if they have some, even if this rank has none.
   template <class Work>
   auto or_refuse(const Work& work) const {
     try {
@@ -129,8 +129,8 @@ class Call {
     }
   }
 
-  // Of the allreduce. Where it fails, all ranks know; but a rank without lists does not know
-  // whether others wait for its lists.
+  // The result of the allreduce. If it fails, all ranks know; but a rank without lists does not
+  // know whether others wait for its lists.
   at::Tensor sums_of(PendingCollective& sum) const {
     try {
       return result_of(sum);
@@ -232,7 +232,7 @@ std::vector<at::Tensor> MetricSync::compute(const std::vector<Named>& metrics,
   std::shared_ptr<PendingCollective> lists;
   if (with_lists) {
     lists = call.start(CollectiveKind::Allgather, call.lists_name(), packed_lists);
-    // Both end before an error of one is told: whoever catches that finds both names free.
+    // Both end before an error of one is thrown: whoever catches it finds both names free.
     (void)lists->state().wait(std::nullopt);
   }
   unpack_sums(call.sums_of(*sum), totals);
@@ -257,7 +257,7 @@ bool MetricSync::fails_alone(const Metric& metric) {
     (void)metric.value_of(totals_of(metric.state_));
   } catch (const Error&) {
     return true;
-  } catch (...) {  // no fault of its samples, but the other ranks wait for the answer
+  } catch (...) {  // not the samples' fault, but the other ranks wait for the answer
   }
   return false;
 }

@@ -21,8 +21,8 @@ class MetricSync {
 
   // The value of each metric over all ranks. All sums and counts travel in one allreduce. If any
   // metric has lists, one allgather of all lists runs beside it. Throws Error as collectives do,
-  // and what value_of() throws, on all ranks, with the metric's name before it and
-  // the ranks whose samples are at fault behind.
+  // and what value_of() throws, on all ranks, with the metric's name in front and the ranks whose
+  // samples are at fault at the end.
   static std::vector<at::Tensor> compute(const std::vector<Named>& metrics,
                                          const MetricOptions& options);
 

@@ -134,7 +134,7 @@ class AutocastScope {
   Autocast before_;
 };
 
-// Puts back what these tensors hold: by restore(), or on the way of an exception.
+// Puts back what these tensors held: by restore(), or when an exception passes.
 class KeptValues {
  public:
   explicit KeptValues(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
@@ -145,7 +145,7 @@ class KeptValues {
     for (size_t i = 0; i < values_.size(); ++i) {
       try {
         put_back(i);
-      } catch (const std::exception&) {  // what is on its way tells more
+      } catch (const std::exception&) {  // the exception that passes tells more
       }
     }
   }
@@ -164,8 +164,8 @@ class KeptValues {
   KeptValues& operator=(const KeptValues&) = delete;
 
  private:
-  // By a tensor with a version of its own: what the rest of the model has saved of the buffer for
-  // its backward is there again, and autograd should not take it for another value.
+  // Through a tensor with a version of its own: the value that the rest of the model has saved for
+  // its backward is there again, and autograd must not see it as changed.
   void put_back(size_t i) { tensors_[i].variable_data().copy_(values_[i]); }
   std::vector<at::Tensor> tensors_, values_;
 };
@@ -291,7 +291,8 @@ class Checkpoint : public graph::Function<Checkpoint> {
                              const variable_list& gradients) {
     const c10::InferenceMode not_inference(false);
     const at::AutoGradMode recording(true);
-    // Until after the backward, whose graph must not see a buffer that was written to meanwhile.
+    // Buffers are put back after the backward, whose graph must not see a buffer that was written
+    // to meanwhile.
     KeptValues buffers(segment.buffers);
     const uint64_t first_number = at::sequence_number::peek();
     const variable_list outputs = run_again(segment, inputs);

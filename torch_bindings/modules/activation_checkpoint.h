@@ -10,26 +10,27 @@
 // CPU and of the devices that the inputs are on; the program's own sequence goes on as if there had
 // been no second run) and the same autocast settings. Weights that autocast rounds are rounded
 // anew in each run, as autocast's cache does not know which of them were recorded. So the gradients
-// of a weight that is used several times add up in its own type, and not in 16 bits as where the
-// cache hands out one rounded weight: other bits than those of the plain call, and better ones.
+// of a weight that is used several times add up in its own type, and not in 16 bits as with the
+// cache, which hands out one rounded weight: the bits differ from those of the plain call, and are
+// more exact.
 //
 // - Gradients reach the inputs that require grad, and all parameters that the function uses,
 //   whether an input requires grad or not. Parameters may be used in several parts and elsewhere.
 //   A DistributedOptimizer reduces them as ever, also when all of the model is recomputed.
 // - Calls may be nested. Under NoGradGuard the function is simply called.
 // - Functions give a tensor, a std::vector or a std::tuple of tensors, of any dtype.
-// - What the function writes besides, it writes twice. SyncBatchNorm leaves its running statistics
+// - Whatever else the function writes, it writes twice. SyncBatchNorm leaves its running statistics
 //   alone the second time; those of LibTorch's BatchNorm are named in
 //   ActivationCheckpointOptions::buffers.
-// - An exception of the second run leaves backward() as it is. Where the function calls
-//   collectives, all ranks run backward alike.
+// - backward() throws an exception of the second run as it is. If the function calls collectives,
+//   all ranks must run backward alike.
 //
 // Refused, with Error(InvalidArgument): autograd::grad() and backward(inputs) through a part, as
 // the second run would add to the gradients of all its parameters; create_graph, for want of
 // second derivatives; functions that write to their inputs, that give other outputs the second
-// time, or that use a tensor with a history which is not among their inputs. The last three can
-// only be seen in backward, except for writing to inputs; the last one only where backward runs on
-// the thread that has recorded that history, so not on a GPU, which has a thread of its own for it.
+// time, or that use a tensor with a history which is not among their inputs. Writing to inputs is
+// seen at once, the last two only in backward; and the last one only where backward runs on the
+// thread that has recorded that history, so not on a GPU, which has a thread of its own for it.
 //
 // The function is copied, called by the thread that runs backward, and released with the graph.
 #pragma once
@@ -70,7 +71,7 @@ auto call_checkpointed(Function& function, const auto&... inputs) {
   }
 }
 
-// How a result of a function becomes a list, and again what it was.
+// Converts the result of a function to a list, and back.
 template <class Result>
 struct CheckpointResult;
 template <>

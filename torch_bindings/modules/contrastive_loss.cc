@@ -65,7 +65,7 @@ at::Tensor unit_rows(const at::Tensor& rows) {
 // of the rows does not show them: two directions of width d look like one of 2 d.)
 struct Told {
   int64_t samples;
-  int64_t temperature;  // its bits; 0 where there is a scale in its place
+  int64_t temperature;  // its bits; 0 if there is a scale instead
   int64_t normalize;
   int64_t symmetric;
 };

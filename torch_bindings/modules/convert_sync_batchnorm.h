@@ -14,9 +14,9 @@
 // a class derived from BatchNorm, the call throws Error(InvalidArgument) that names all of them,
 // and changes nothing.
 //
-// Who holds a replaced module elsewhere still has the old one. A forward() of the program that
-// takes modules out of a ModuleList or ModuleDict by type, as `list->at<BatchNorm2dImpl>(0)` does,
-// must ask for SyncBatchNormImpl. No communication.
+// Code that holds a replaced module elsewhere still has the old one. A forward() of the program
+// that takes modules out of a ModuleList or ModuleDict by type, as `list->at<BatchNorm2dImpl>(0)`
+// does, must ask for SyncBatchNormImpl. No communication.
 #pragma once
 
 #include <torch/nn/module.h>

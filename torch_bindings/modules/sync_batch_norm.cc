@@ -95,7 +95,7 @@ void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
          << ", track_running_stats=" << options.track_running_stats() << ')';
 }
 
-// Where the others would wait for this rank, they are told.
+// Throws, and tells the other ranks if they would wait for this one.
 void SyncBatchNormImpl::refuse(const std::string& why) {
   const std::string name = collective_name.empty() ? "" : concat(" \"", collective_name, "\"");
   const std::string text = concat("SyncBatchNorm", name, ": ", why);

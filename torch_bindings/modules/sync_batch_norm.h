@@ -21,16 +21,16 @@
 //
 // Backward is collective. The samples of each rank have a part in mean and variance everywhere, so
 // every rank must go through it: a loss that does not need the output has `+ 0 * y.sum()`. The
-// ranks wait `backward_timeout` for one that does not come, and are told its name on standard error
-// before (HORON_STALL_WARN_S); then they throw Error(Timeout). Where a module was called twice and
-// a rank goes back through one of the two calls only, all ranks throw Error(Mismatch).
+// ranks wait `backward_timeout` for one that does not come, and name it on standard error before
+// that (HORON_STALL_WARN_S); then they throw Error(Timeout). Where a module was called twice and a
+// rank goes back through one of the two calls only, all ranks throw Error(Mismatch).
 //
 // Derivatives of derivatives are refused (InvalidArgument).
 //
 // float32 and float64; float16 and bfloat16 with statistics in float32, whatever the type of the
 // parameters. Any strides; the output has the memory format of the input. On the CPU or on the GPU
-// of the rank, where the host does not wait for the device (but with momentum std::nullopt, as in
-// LibTorch, and where a rank has a single value for each channel). One thread at a time.
+// of the rank, where the host does not wait for the device (except with momentum std::nullopt, as
+// in LibTorch, and where a rank has a single value for each channel). One thread at a time.
 #pragma once
 
 #include <chrono>
@@ -71,8 +71,8 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   torch::nn::BatchNormOptions options;
   ProcessSet process_set;
   // Of the collectives, the same on all ranks. Empty: "sync_batch_norm.noname.N", counted when the
-  // module first communicates. Where a rank has joined by then, that name is for the time until the
-  // join() ends; the next call counts anew, on all ranks.
+  // module first communicates. If a rank has joined by then, that name holds until the join() ends;
+  // the next call counts anew, on all ranks.
   std::string collective_name;
   std::chrono::nanoseconds backward_timeout = std::chrono::minutes(5);
 
@@ -95,7 +95,7 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   at::Tensor normalize_alone(const at::Tensor& input);
   at::Tensor normalize_with_others(const at::Tensor& input);
 
-  // That communicated since the last join(), so the same on all ranks.
+  // Calls that communicated since the last join(), so the same on all ranks.
   int64_t calls_ = 0;
   uint64_t joins_ = 0;                // until the last call
   std::string name_until_join_ = {};  // while ranks that have joined may lack it

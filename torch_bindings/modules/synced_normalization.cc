@@ -45,7 +45,7 @@ int64_t values_per_channel(const at::Tensor& input) {
   return values;
 }
 
-// [channels] so that it meets the channels of `input`.
+// [channels], reshaped to broadcast over the channels of `input`.
 at::Tensor over_channels(const at::Tensor& values, const at::Tensor& input) {
   std::vector<int64_t> shape(static_cast<size_t>(input.dim()), 1);
   shape[1] = values.numel();
@@ -57,7 +57,7 @@ at::Tensor own_row(const at::Tensor& input, int64_t values) {
   const int64_t channels = input.size(1);
   const at::TensorOptions in_double = input.options().dtype(at::kDouble);
   if (values == 0) return at::zeros({1, 2 * channels + 1}, in_double);
-  // With them, LibTorch computes the statistics of 16-bit values in float32.
+  // With these as running statistics, LibTorch computes those of 16-bit values in float32.
   const at::Tensor unused = at::zeros({channels}, in_double.dtype(statistics_type(input)));
   const auto [mean, variance] =
       at::batch_norm_update_stats(input, unused, unused.clone(), /*momentum=*/0);
@@ -203,7 +203,7 @@ class Normalize : public graph::Function<Normalize> {
     const auto held = context->saved_data["call"].toCapsule();
     const NormalizationCall& call = static_cast<const HeldCall&>(*held).call;
     const int64_t channels = mean.numel();
-    // Of this rank: the sums of gradients, and of gradients times normalized values.
+    // This rank's sums of gradients, and of gradients times normalized values.
     at::Tensor sum, product = at::zeros_like(mean);
     if (input.numel() == 0) {
       sum = product;

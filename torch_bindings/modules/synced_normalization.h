@@ -20,7 +20,8 @@ struct BatchStatistics {
   at::Tensor variance;  // the mean squared deviation, as it normalizes
   at::Tensor unbiased;  // the same for running statistics: divided by one value less
   at::Tensor count;     // float64, a scalar: values for each channel on all ranks
-  // The same where this rank has at most one value itself. Else unknown to the host, and > 1.
+  // `count` on the host, if this rank has at most one value itself. Else the host does not know it:
+  // 2 or more.
   std::optional<int64_t> small_count;
   bool of_all_ranks = false;  // none of them had joined
 };

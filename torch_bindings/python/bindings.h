@@ -18,7 +18,7 @@ void bind_process_group(pybind11::module_& module);
 // "none", "fp16", "bf16", "int8". Throws Error(InvalidArgument).
 Compression compression_of(const std::string& name);
 
-// Waits answer Ctrl-C from now on; for between init() and shutdown().
+// Whether waits answer Ctrl-C from now on: enabled between init() and shutdown().
 void let_waits_be_interrupted(bool enabled);
 // Returns when no thread completes a future of a process group any more, but does not wait for
 // ever. After shutdown(), without the GIL.

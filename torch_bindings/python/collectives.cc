@@ -46,9 +46,8 @@ struct Call {
   std::string remark;  // of PendingCollective
 };
 
-// Names of calls that Python has made and not yet seen the end of, so that a program which
-// keeps its handles has the same error on all ranks, whether or not the first call has ended
-// meanwhile. Guarded by the GIL.
+// Names of calls whose end Python has not seen yet. A program that keeps its handles then gets the
+// same error on all ranks, whether or not the first call has ended meanwhile. Guarded by the GIL.
 class UnseenNames {
  public:
   // Throws Error(DuplicateName).
@@ -134,7 +133,7 @@ Pending make(const Call& call, const Tensors& tensors) {
   return pending;
 }
 
-// What Python has found wrong, so that there is nothing to submit.
+// For a call that Python has found wrong, so that there is nothing to submit.
 void refuse(const Call& call, const std::string& why) {
   unseen_names().refuse_duplicate(call);
   const PendingCollective pending(call.kind, call.kind_name, call.name, call.process_set,

@@ -30,8 +30,8 @@ Raised& raised_by_signal() {
   return raised;
 }
 
-// Some waits are within backward(), out of which LibTorch lets only texts. Python calls this soon
-// after.
+// Some waits are within backward(), which LibTorch leaves with the text of an error only. Python
+// calls this soon after.
 int raise_late(void*) {
   const std::unique_ptr<py::error_already_set> raised = std::move(raised_by_signal().error);
   if (raised == nullptr) return 0;
@@ -44,7 +44,7 @@ void ask_python() {
   if (Py_IsInitialized() == 0) return;
   const py::gil_scoped_acquire gil;
   if (!raised_by_signal().is_of_this_thread()) {
-    if (PyErr_CheckSignals() == 0) return;  // always so but on the main thread
+    if (PyErr_CheckSignals() == 0) return;  // always so except on the main thread
     raised_by_signal() = {std::make_unique<py::error_already_set>(), std::this_thread::get_id()};
     (void)Py_AddPendingCall(raise_late, nullptr);
   }

@@ -100,8 +100,8 @@ void forget_python_hooks(const at::Tensor& parameter) {
   torch::autograd::impl::clear_hooks(parameter);
 }
 
-// Whether a DistributedDataParallel reduces its gradient: of all that hooks on the node which
-// accumulates it, that alone is a lambda of LibTorch's.
+// Whether a DistributedDataParallel reduces its gradient: of all hooks on the node that accumulates
+// it, DDP's alone is a lambda of LibTorch's.
 bool is_reduced_by_ddp(const at::Tensor& parameter) {
   const auto node = torch::autograd::impl::try_get_grad_accumulator(parameter);
   if (node == nullptr) return false;

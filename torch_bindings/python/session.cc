@@ -22,7 +22,7 @@ namespace {
 namespace py = pybind11;
 using WithoutGil = py::call_guard<py::gil_scoped_release>;
 
-// `mpi_comm`: the address of an MPI_Comm; 0: that of all ranks.
+// `mpi_comm`: the address of an MPI_Comm; 0: the communicator of all ranks.
 void start(std::map<std::string, std::string> knobs, std::vector<std::vector<int>> process_sets,
            uintptr_t mpi_comm) {
   InitOptions options;
@@ -55,7 +55,8 @@ std::map<std::string, uint64_t> counts() {
   return all;
 }
 
-// All ranks get this error. Then shutdown() waits for those that still save for a limited time.
+// All ranks get this error. shutdown() then waits only for a limited time for those that still
+// save.
 void end_by_exception(const std::string& what) {
   ops::runtime().fail(Error(ErrorCode::OperationFailed,
                             core::concat("rank ", rank(), " has ended by an exception: ", what)));

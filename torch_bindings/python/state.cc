@@ -83,8 +83,8 @@ void raise_together(const std::string& call, const std::string& own_error,
   torch_detail::throw_together(ErrorCode::OperationFailed, call, own_error, process_set);
 }
 
-// Of an object without a name at its first call, by the counts of C++ on this process set: for the
-// time until the next join(), unless keep_objects() has been called before.
+// The name of an object without one at its first call, by the counts of C++ on this process set. It
+// holds until the next join(), unless keep_objects() has been called before.
 std::string name_called_object(const std::string& kind, const ProcessSet& process_set) {
   return torch_detail::given_or_counted_called_object("", kind, process_set.id());
 }
@@ -93,7 +93,7 @@ void keep_objects(const std::string& kind, const ProcessSet& process_set) {
   ops::call_counts().keep_objects(kind, process_set.id());
 }
 
-// For what counts its calls: ranks that had joined have not made the others'.
+// For objects that count their calls: ranks that had joined have not made the others' calls.
 uint64_t joins_of(const ProcessSet& process_set) {
   return ops::call_counts().times_forgotten(process_set.id());
 }

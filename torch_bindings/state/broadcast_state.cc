@@ -145,7 +145,7 @@ void wait_for_all(const std::vector<Handle>& handles) {
   if (failures.first()) throw Error(*failures.first());
 }
 
-// Runs `work`; what it throws as text.
+// Runs `work`, and returns what it throws as text.
 std::string failure_of(const torch::optim::Optimizer& optimizer, const char* what,
                        const std::function<void()>& work) {
   try {
@@ -259,7 +259,7 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root,
         failure = core::current_error();
       }
     }
-    // Among all of the set, of which some may not share the state.
+    // On all ranks of the set, of which some may not share the state.
     torch_detail::throw_together(failure, {.name = kOptimizer, .process_set = process_set});
   }
   torch_detail::is_known_optimizer(optimizer) ? broadcast_known(optimizer, root, process_set)

@@ -52,7 +52,7 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root = 0,
 
 namespace torch_detail {
 
-// What a thing does with archives.
+// How a thing is saved and loaded.
 struct ArchivedState {
   const std::type_info& type;
   std::function<void(::torch::serialize::OutputArchive&)> save;
@@ -62,14 +62,14 @@ void broadcast_archived(const ArchivedState& state, int root, const ProcessSet& 
 
 }  // namespace torch_detail
 
-// Gives every rank the state of the root's thing, which the ranks have of the same type: a
-// LrScheduler, a ReduceLrOnPlateau, an AdaScale, an amp::GradScaler, an EarlyStopping, a
-// BestCheckpoint, or anything with save(torch::serialize::OutputArchive&) const and
+// Gives every rank the state of the root's thing; its type is the same on all ranks: a LrScheduler,
+// a ReduceLrOnPlateau, an AdaScale, an amp::GradScaler, an EarlyStopping, a BestCheckpoint, or
+// anything with save(torch::serialize::OutputArchive&) const and
 // load(torch::serialize::InputArchive&). Of a module these are its parameters and buffers, of an
 // optimizer it is broadcast_optimizer_state().
-// Tensors that the root has on a GPU come to the GPU of the rank that gets them, as objects.h says.
-// Not for what each rank has of its own (a sampler). What one rank's save() or load() throws all
-// ranks throw, as on_all_ranks() does; Error(RankLeft) once the root has joined.
+// Tensors that the root has on a GPU arrive on the receiving rank's GPU, as objects.h says. Not for
+// what each rank has of its own (a sampler). If save() or load() throws on one rank, all ranks
+// throw, as on_all_ranks() does; Error(RankLeft) once the root has joined.
 template <class Thing>
 requires requires(Thing& thing, ::torch::serialize::InputArchive& in) { thing.load(in); }
 void broadcast_state(Thing& thing, int root = 0, const ProcessSet& process_set = {}) {

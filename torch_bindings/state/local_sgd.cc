@@ -85,7 +85,7 @@ bool LocalSgd::has_start() const {
   return options_.outer_lr != 1 || has_momentum() || options_.compression != Compression::None;
 }
 
-// Ranks come back from it with unlike numbers of steps.
+// Ranks come back from a join() with unlike numbers of steps.
 void LocalSgd::begin_anew_after_join() {
   const uint64_t joins = ops::call_counts().times_forgotten(options_.process_set.id());
   if (std::exchange(joins_, joins) != joins) since_ = 0;
@@ -106,7 +106,8 @@ void LocalSgd::require_alike() const {
               ", outer_momentum ", core::real_text(options_.outer_momentum),
               options_.outer_nesterov ? "" : " (not Nesterov's)", ", compression ",
               to_string(options_.compression))}};
-  // What begins the outer step: a plain average needs nothing of those before.
+  // Only with an outer step the number of averages is compared: a plain average does not depend on
+  // earlier ones.
   if (has_start()) {
     facts.push_back(
         {"the number of averages (after join() give all ranks that of one by "
@@ -125,7 +126,8 @@ void LocalSgd::require_alike() const {
 
 // All ranks decide together: the starts are compared once, and again when a rank has loaded
 // something, and an outer step is due where a rank has taken a step or its parameters have moved
-// (those of a program that calls average() alone). Momentum would move the others too.
+// (those of a program that calls average() alone). Without such a reason momentum alone would move
+// the parameters.
 bool LocalSgd::agree_on_outer_step(const std::vector<at::Tensor>& changes) {
   const auto has_moved = [](const at::Tensor& change) { return change.any().item<bool>(); };
   enum : int64_t { kUnseen, kDue, kCount };
@@ -191,7 +193,7 @@ int64_t LocalSgd::kept() const {
   return of_each * static_cast<int64_t>(parameters_.size());
 }
 
-// By number: names of a module's parameters are no names in an archive.
+// By number: names of a module's parameters are not valid in an archive.
 void LocalSgd::save(::torch::serialize::OutputArchive& archive) const {
   archive.write("steps_since_average", c10::IValue(since_));
   archive.write("averages", c10::IValue(averages_));

@@ -12,13 +12,13 @@
 //   local.average();     // before an evaluation or a checkpoint
 //
 // That is local SGD (Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, arXiv
-// 1805.09767). The mean over the ranks of what each has moved since the last average, x0 - x, may
-// also be the gradient of a step of SGD with momentum from x0, which the next steps begin with:
-// `outer_lr` and `outer_momentum`. That is DiLoCo (Douillard et al. 2023, arXiv 2311.08105), which
-// leaves hundreds of steps to the ranks; there 0.7 and 0.9, with AdamW as the ranks' own optimizer.
+// 1805.09767). With `outer_lr` and `outer_momentum` the mean over the ranks of what each has moved
+// since the last average, x0 - x, is the gradient of an outer step of SGD with momentum from x0;
+// the next steps begin where that ends. That is DiLoCo (Douillard et al. 2023, arXiv 2311.08105),
+// which averages after hundreds of steps, with 0.7 and 0.9, and AdamW as the ranks' own optimizer.
 //
-// Momentum and whatever else the optimizer keeps stay the rank's own. The options don't change what
-// a rank's own steps are: choose its learning rate for the batch of one rank.
+// Momentum and whatever else the optimizer keeps stay the rank's own. The options don't change a
+// rank's own steps: choose their learning rate for the batch of one rank.
 //
 // Post-local SGD (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020, arXiv
 // 1808.07217) reduces gradients in the first steps, and later among ranks that are near:
@@ -64,34 +64,33 @@ struct LocalSgdOptions {
 class LocalSgd {
  public:
   // Of a module: the parameters that require a gradient now, and its buffers of floating or complex
-  // numbers (running means and the like), which are averaged as they are. Else a tensor that
-  // requires no gradient counts as such a buffer. Others (integers) stay each rank's own. Holds the
-  // tensors; with an outer step or compression also a copy of each parameter, and with momentum
-  // two. Local. Throws Error(InvalidArgument) naming the option, or a tensor that collectives don't
-  // take or that shares its name; Error(NotInitialized).
+  // numbers (running means and the like), which are averaged as they are. In a list of tensors one
+  // that requires no gradient counts as such a buffer. Others (integers) stay each rank's own.
+  // Holds the tensors; with an outer step or compression also a copy of each parameter, and with
+  // momentum two. Local. Throws Error(InvalidArgument) naming the option, or a tensor that
+  // collectives don't take or that shares its name; Error(NotInitialized).
   explicit LocalSgd(const NamedTensors& tensors, LocalSgdOptions options = {});
   explicit LocalSgd(const torch::nn::Module& module, LocalSgdOptions options = {});
 
   // After each step of the optimizer. True if it has averaged. All ranks call it equally often, or
-  // join(), behind which all count anew.
+  // join(), after which all count anew.
   bool step();
-  // Now, however many steps it has been; the next comes `steps` later. Collective, blocks. With an
-  // outer step or compression it is that step, only sooner, where a rank has called step() since
-  // the last average or its parameters have moved; where none has, parameters and averages() stay
-  // as they are. (A plain average is made in any case: of ranks that are alike it changes last
-  // bits at most.) What the ranks hold and the options are compared first: where they differ, and
-  // with an outer step or compression also if the ranks have not begun alike, all ranks throw
-  // Error(Mismatch) that names it, and nothing has moved. After another Error a parameter may be
-  // averaged or not. With an outer step or compression a rank that comes back from a join() in
-  // which it has missed an average needs broadcast_parameters() and broadcast_state() from one
-  // that has not.
+  // Averages now, however many steps it has been; the next average comes `steps` later. Collective,
+  // blocks. With an outer step or compression it is made if any rank has called step() or has moved
+  // its parameters since the last average; if none has, parameters and averages() stay as they are.
+  // (A plain average is made in any case: of ranks that are alike it changes last bits at most.)
+  // What the ranks hold and the options are compared first: where they differ, and with an outer
+  // step or compression also if the ranks have not begun alike, all ranks throw Error(Mismatch)
+  // that names it, and nothing has moved. After another Error a parameter may be averaged or not.
+  // With an outer step or compression a rank that has missed an average in a join() then needs
+  // broadcast_parameters() and broadcast_state() from one that has not.
   void average();
 
   // Since the last average, on this rank.
   int64_t steps_since_average() const { return since_; }
   int64_t averages() const { return averages_; }
 
-  // What the outer step needs. For broadcast_state() and Checkpoints::add(); save behind average(),
+  // What the outer step needs. For broadcast_state() and Checkpoints::add(); save after average(),
   // when all ranks hold the same. load() throws Error(InvalidArgument), and nothing has changed, if
   // the archive is of another model or of an outer step with other copies.
   void save(::torch::serialize::OutputArchive& archive) const;

@@ -22,7 +22,7 @@ namespace horon::torch_detail {
 // is derived from one of them, which may keep more.
 bool is_known_optimizer(const torch::optim::Optimizer& optimizer);
 
-// Of its first parameter, which is where its state belongs; of an optimizer without any the CPU.
+// The device of the first parameter, where the state belongs; the CPU if there are no parameters.
 c10::Device device_of_parameters(const torch::optim::Optimizer& optimizer);
 
 struct TakenApart {
@@ -33,9 +33,9 @@ struct TakenApart {
 // Of a known optimizer. The tensors share memory with its state. Throws what LibTorch throws.
 TakenApart take_apart(torch::optim::Optimizer& optimizer);
 
-// Gives any optimizer what its save() has written and nothing else: load() keeps the state of
-// parameters that an archive has none of. Tensors come to the device of the first parameter. If
-// load() throws, the state is what it was before.
+// Gives any optimizer what its save() has written and nothing else. (Its load() alone would keep
+// the state of parameters that the archive lacks.) Tensors go to the device of the first parameter.
+// If load() throws, the state is what it was before.
 void load_saved(torch::optim::Optimizer& optimizer, const std::string& bytes);
 
 // Rebuilds in two steps, so that the optimizer changes only when all tensors have arrived.

@@ -24,7 +24,7 @@ void check_module_replicas(const torch::nn::Module& module, const ProcessSet& pr
 // thread.
 void check_replicas_equal(const NamedTensors& tensors, const ProcessSet& process_set = {});
 // Of a module its parameters, and its buffers, which the error calls so: the running statistics of
-// a BatchNorm (not of a SyncBatchNorm) differ by design. Those of parameters alone:
+// a BatchNorm (not of a SyncBatchNorm) differ by design. For parameters alone:
 // check_replicas_equal(model->named_parameters()).
 template <class Module>
 requires std::is_base_of_v<torch::nn::Module, Module>

@@ -5,8 +5,8 @@ namespace horon::torch_detail {
 
 class CollectiveStep {
  public:
-  // In the place of a step, on a rank that has no gradients to make it by: the others wait for it.
-  // Collective, with step() on them. Throws as step().
+  // Called instead of step() on a rank that has no gradients for a step: the others wait for it in
+  // their step(). Collective, with step() on them. Throws as step().
   virtual void move_by_others() = 0;
 
  protected:

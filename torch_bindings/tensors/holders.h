@@ -5,12 +5,12 @@
 
 namespace horon::torch_detail {
 
-// Whether anybody but the caller, who holds it once, refers to this tensor. Not: to its memory, as
-// a view of it does. True may be wrong while another thread lets go of it. Any thread.
+// Whether anybody but the caller, who holds it once, refers to this tensor itself: views of its
+// memory do not count. May be true by mistake while another thread lets go of it. Any thread.
 bool is_held_by_others(const at::Tensor& tensor);
 
-// In a Python process references of Python count differently (tensors keep their Python object, and
-// it keeps them), which the module of Python knows. Before the first gradient.
+// In a Python process references count differently (a tensor and its Python object keep each
+// other), so Horon's Python module installs a function of its own. Before the first gradient.
 using HeldByOthers = bool (*)(const at::Tensor& tensor);
 void install_held_by_others(HeldByOthers function);
 

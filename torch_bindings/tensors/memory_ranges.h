@@ -10,14 +10,14 @@
 namespace horon::torch_detail {
 
 // Calls work(begin, end) for ranges of elements that together are the tensor's memory, in the order
-// of memory. Of more than `grain` elements the ranges are on several threads, at most one for each
-// `grain`. The tensor is in host memory, without gaps and overlaps. `work` uses no tensors and does
-// not throw. Returns when all is done.
+// of memory. With more than `grain` elements, several threads share the ranges, at most one thread
+// for each `grain`. The tensor is in host memory, without gaps and overlaps. `work` uses no tensors
+// and does not throw. Returns when all is done.
 void for_each_range(const at::Tensor& tensor, int64_t grain,
                     c10::function_ref<void(int64_t begin, int64_t end)> work);
 
-// Does element i of the one belong to element i of the other, in memory? Strided, and of one device
-// and dtype.
+// Whether the two lie alike in memory: element i of the one belongs to element i of the other.
+// Strided, and of one device and dtype.
 bool lies_as(const at::Tensor& tensor, const at::Tensor& other);
 // `tensor` if it lies as the other, which has its shape, else a copy that does.
 at::Tensor laid_out_as(const at::Tensor& other, const at::Tensor& tensor);

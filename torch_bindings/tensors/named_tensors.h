@@ -1,4 +1,4 @@
-// A list of tensors with names: what every call takes that speaks of a model's tensors.
+// A list of tensors with names: the argument of every call that is about a model's tensors.
 #pragma once
 
 #include <cstddef>

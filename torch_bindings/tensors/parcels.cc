@@ -16,7 +16,7 @@ using Parcels = std::vector<std::vector<at::Tensor>>;
 
 int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
-// Parcels, and those among them that take more: the last one of each dtype and device.
+// Parcels, of which the last one of each dtype and device takes more tensors.
 class Filling {
  public:
   explicit Filling(int64_t bytes) : bytes_(bytes) {}

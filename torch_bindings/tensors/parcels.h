@@ -9,7 +9,7 @@
 namespace horon::torch_detail {
 
 // In the order of the tensors: parcels of one dtype and device, of 1 MiB, or of one longer tensor.
-// A collective copies what is in a parcel with others into a buffer, so they are short.
+// Parcels are short, since a collective copies tensors that share a parcel into a buffer.
 std::vector<std::vector<at::Tensor>> in_parcels(const std::vector<at::Tensor>& tensors);
 
 // Likewise, but longer tensors are cut along their first dimension, and parcels are `bytes` long as

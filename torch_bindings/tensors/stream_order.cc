@@ -39,8 +39,8 @@ void* native_handle(const Guard& guard, const c10::Stream& stream) {
 
 // An event of LibTorch's, which is a CUDA event. Some of LibTorch's calls switch to the device of
 // the event and then back to the current one; the query stays on the current one. On a thread that
-// has never chosen a device that is GPU 0, where a context would be made for nothing. So all
-// happens while the event's own device is the current one.
+// has never chosen a device the current one is GPU 0, where a context would be made for nothing. So
+// all calls are made while the event's own device is the current one.
 class StreamEvent final : public ops::NativeCudaEvent {
  public:
   explicit StreamEvent(const c10::Stream& stream)

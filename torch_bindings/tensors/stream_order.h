@@ -23,19 +23,19 @@
 
 namespace horon::torch_detail {
 
-// What a spec says of tensors there that have passed check_tensor(). In a mixed set
-// (Runtime::is_mixed()) all are the host's. Throws as Runtime::require_member().
+// The device kind that a spec states for tensors on `device` that have passed check_tensor(). In a
+// mixed set (Runtime::is_mixed()) it is always the host. Throws as Runtime::require_member().
 DeviceKind device_in_spec(c10::Device device, uint32_t set);
-// Says which device holds the memory of a submission, whose spec it has already.
+// Notes in a submission, which already has its spec, on which device its memory is.
 void note_device(core::Submission& submission, c10::Device device);
 
-// Of this thread. Not for the CPU.
+// The current stream of this thread. Not for the CPU.
 c10::Stream current_stream(c10::Device device);
-// The current stream of this thread is captured in a graph: a collective is then too
-// (EntrySpec::captured). False for the CPU.
+// Whether the current stream of this thread is captured in a graph; a collective is then captured
+// too (EntrySpec::captured). False for the CPU.
 bool current_stream_is_captured(c10::Device device);
-// Happens when the current stream of this thread has done what it has been given up to now. Null
-// for the CPU. Throws LibTorch's errors.
+// Returns an event that happens when the current stream of this thread has done what it has been
+// given up to now. Null for the CPU. Throws LibTorch's errors.
 std::unique_ptr<core::Event> record_current_stream(c10::Device device);
 // What the current stream of this thread is given from now on happens after `event`, or after what
 // `other` has been given up to now. Null: nothing. An event that no stream can wait for is waited

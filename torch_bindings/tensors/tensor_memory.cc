@@ -88,7 +88,8 @@ void require_memory(const at::Tensor& tensor, std::string_view name) {
   }
   if (!tensor.unsafeGetTensorImpl()->is_python_dispatch()) return;
   if (!tensor.has_storage()) return;
-  // Its pointer is null; to ask in the usual way is an error of LibTorch's for some of them.
+  // Its data pointer is null; asking for it in the usual way is an error of LibTorch's for some
+  // tensors.
   c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
   if (storage._mutable_data_ptr_no_checks() != nullptr) return;
   refuse(name, concat("stands for other tensors, as a DTensor does, and has no memory of its own; ",

@@ -17,10 +17,10 @@ namespace horon::torch_detail {
 // or on a device that this rank does not work on.
 void check_tensor(const at::Tensor& tensor, std::string_view name);
 
-// Throws so if nothing can be read from the tensor or written to it: it is of a class of Python's
-// that stands for other tensors, a DTensor say, or nested. Asked before anything else: every
-// operation on such a tensor, or its shape, may be an exception of Python's or LibTorch's, of which
-// the other ranks would not be told.
+// Throws the same if nothing can be read from the tensor or written to it: it is of a class of
+// Python's that stands for other tensors, a DTensor say, or nested. Call it before anything else:
+// every operation on such a tensor, even asking for its shape, may throw an exception of Python's
+// or LibTorch's, of which the other ranks would not be told.
 void require_memory(const at::Tensor& tensor, std::string_view name);
 
 // As check_tensor(), for tensors that are written: refuses those whose elements overlap in memory
@@ -36,15 +36,16 @@ at::ScalarType scalar_type_of(DataType dtype);
 // parameter in different layouts (channels_last on one, contiguous on another), so elements travel
 // in row-major order.
 at::Tensor row_major(const at::Tensor& tensor);
-// The type of a tensor whose elements travel as others, else nullopt: complex numbers as real ones;
-// integers without a sign and floats of 8 bits, which are moved but not reduced, as integers of the
-// same length.
+// The tensor's dtype if its elements travel as another dtype, else nullopt: complex numbers as real
+// ones; integers without a sign and floats of 8 bits, which are moved but not reduced, as integers
+// of the same length.
 std::optional<at::ScalarType> type_in_disguise(const at::Tensor& tensor);
 inline bool is_moved_only(const at::Tensor& tensor) {
   return !tensor.is_complex() && type_in_disguise(tensor);
 }
-// Detached; a complex number is two real ones in one more dimension, as it travels, and the bits of
-// what is only moved are integers. An undefined or sparse tensor is given back as it is.
+// A detached view of the tensor as it travels: a complex number is two real ones in one more
+// dimension, and types that are only moved are integers of the same bits. An undefined or sparse
+// tensor is given back as it is.
 at::Tensor real_view(const at::Tensor& tensor);
 // The other way round: `type` is that of the tensor of which real_view() gave `real`.
 at::Tensor undisguised(const at::Tensor& real, std::optional<at::ScalarType> type);
@@ -54,10 +55,11 @@ std::string type_and_shape(const at::Tensor& tensor, std::string_view name);
 // A new row-major tensor of the same shape, dtype and device.
 at::Tensor row_major_like(const at::Tensor& tensor);
 
-// Whether its elements lie in memory as their values, one behind the other.
+// Whether the tensor's values lie in memory one after the other, in row-major order (no lazy
+// negation or conjugation).
 bool is_row_major(const at::Tensor& tensor);
-// Without a copy or a view: a collective can work on its memory as it lies. Most tensors are like
-// that, and views of tensors cost more than the rest of a small call.
+// Whether a collective can work on the tensor's memory without a copy or a view. Most tensors are
+// like that, and views of tensors cost more than the rest of a small call.
 bool travels_as_it_is(const at::Tensor& tensor);
 // Autograd does not see what the runtime writes, and must refuse a graph that has saved this
 // tensor.

@@ -12,7 +12,7 @@ namespace horon::torch_detail {
 class WrappedOptimizer {
  public:
   virtual const std::type_info& wrapped_type() const = 0;
-  // Those that make its steps together, ascending.
+  // The ranks that make its steps together, ascending.
   virtual std::vector<int> ranks_of_steps() const = 0;
 
  protected:
@@ -24,7 +24,7 @@ inline const std::type_info& unwrapped_type(const ::torch::optim::Optimizer& opt
   return wrapped != nullptr ? wrapped->wrapped_type() : typeid(optimizer);
 }
 
-// Empty of one that is the program's own.
+// Empty for an optimizer that is not wrapped.
 inline std::vector<int> ranks_of_steps(const ::torch::optim::Optimizer& optimizer) {
   const auto* wrapped = dynamic_cast<const WrappedOptimizer*>(&optimizer);
   return wrapped != nullptr ? wrapped->ranks_of_steps() : std::vector<int>();

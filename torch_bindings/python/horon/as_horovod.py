@@ -15,7 +15,7 @@ import types
 
 _FOR_CHILDREN = str(pathlib.Path(__file__).parent / "for_children")
 
-# What takes the place of Horovod's variables; the others have no counterpart.
+# Horon's counterparts of Horovod's variables; other variables have none.
 _HERE = {
     "AUTOTUNE": "HORON_AUTOTUNE",
     "AUTOTUNE_BAYES_OPT_MAX_SAMPLES": "HORON_AUTOTUNE_SAMPLES",
@@ -91,7 +91,7 @@ def install():
 
 
 class _NotHere(importlib.abc.MetaPathFinder):
-    """Says of Horovod's other packages what there is."""
+    """Fails the import of Horovod's other packages, and says what there is."""
 
     def find_spec(self, fullname, path, target=None):
         if fullname.startswith("horovod."):
@@ -126,7 +126,7 @@ def _split_list(l, n):
 
 
 def _module(name, is_package=False):
-    """One without a file. importlib.util.find_spec() asks for its spec."""
+    """A module without a file, with the spec that importlib.util.find_spec() asks for."""
     module = types.ModuleType(name)
     module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=is_package)
     if is_package:
@@ -144,7 +144,7 @@ def _joined(name, *parts):
 
 
 def without_effect(environment):
-    """A warning of the variables of Horovod's that users have set, on rank 0; else None."""
+    """On rank 0, a warning about variables of Horovod's that users have set; else None."""
     if next((environment[name] for name in _RANKS if name in environment), "0") != "0":
         return None
     found = []
@@ -161,7 +161,7 @@ def without_effect(environment):
 
 
 def run_program(name, prepare):
-    """Runs the program that the command line names, as Python does, behind [-m] and prepare().
+    """Calls prepare(), then runs the program that the command line names, as Python does.
     `name`: of the module that was started, for its usage."""
     arguments = sys.argv[1:]
     by_name = arguments[:1] == ["-m"]

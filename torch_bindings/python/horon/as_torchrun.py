@@ -42,7 +42,7 @@ def _default_backend():
 
 
 def _replace(function, other):
-    """Wherever torch has it."""
+    """Replaces the function wherever torch has it."""
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith("torch.") and (
                 getattr(module, function.__name__, None) is function):

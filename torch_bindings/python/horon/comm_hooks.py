@@ -3,8 +3,8 @@
     model = DistributedDataParallel(model)              # of a group of the backend "horon"
     model.register_comm_hook(None, horon.comm_hooks.int8_hook)
 
-The state is the group, or None for the default one, as with torch's own hooks of 16 bits. Sums are
-made in float32, which those do not. Gradients of other types travel as they are.
+The state is the group, or None for the default one, as with torch's own hooks of 16 bits. Unlike
+with those, sums are made in float32. Gradients of other types travel as they are.
 """
 
 import torch

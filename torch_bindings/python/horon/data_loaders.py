@@ -1,4 +1,4 @@
-"""Base classes of data loaders, as horovod.data has them: one gives _iterate() and __len__().
+"""Base classes of data loaders, as in horovod.data: a subclass has _iterate() and __len__().
 
     class Loader(AsyncDataLoaderMixin, BaseDataLoader): ...     # the mixin is the first
 """
@@ -30,9 +30,9 @@ class BaseDataLoader:
 
 
 class AsyncDataLoaderMixin:
-    """A thread makes so many batches before they are asked for; 0: none does. What _iterate()
-    raises, the loop over the loader raises. Each loop begins anew, also behind one that was left
-    early; one that has not ended raises RuntimeError then."""
+    """A thread makes up to `async_loader_queue_size` batches before they are asked for; 0: no
+    thread does. What _iterate() raises, the loop over the loader raises. Each loop begins anew,
+    also after one that was left early; a loop that has not ended then raises RuntimeError."""
 
     def __init__(self, async_loader_queue_size=64, debug_data_loader=False, *args, **kwargs):
         """debug_data_loader: of Horovod, which prints more then; here it does nothing."""
@@ -68,7 +68,7 @@ class _Worker:
         self._made = queue.Queue(ahead)  # (batch, what was raised in its place)
         self._closed = threading.Event()
         self._is_replaced = False
-        # A daemon: what waits for ever within iterate() does not keep the process.
+        # A daemon: an iterate() that waits for ever does not keep the process alive.
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         # A thread that is within torch when Python ends would end the process by abort().

@@ -40,10 +40,10 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
         verbose=None, executable=None, num_proc=None, use_mpi=None, use_gloo=None, **others):
     """Calls func(*args, **kwargs) on `np` ranks and returns what it gave on each, in their order.
 
-    func may be one of __main__ or a lambda where cloudpickle is installed. Modules are those that
-    this program finds (sys.path). Its calls of init() and
-    shutdown() do nothing: the session is there, and ends behind it. What it prints goes where this
-    program prints. If it raises on one rank, mpirun ends all of them, and RuntimeError is raised.
+    func may be one of __main__, or a lambda, if cloudpickle is installed. Ranks look for
+    modules where this program does (sys.path). In func, init() and shutdown() do nothing: the
+    session is running already, and ends after func. What func prints goes where this program
+    prints. If it raises on one rank, mpirun ends all of them, and RuntimeError is raised.
 
     hosts ("h1:4,h2:4"), hostfile and mpi_args (a string or a list) are given to mpirun. Without
     hosts all ranks are on this one, also more than it has cores. They are bound to no cores if
@@ -117,14 +117,14 @@ def _names_hosts(given, environment):
 
 
 def _needed(ranks, given, environment):
-    """What Open MPI's mpirun needs beside what is given, as horonrun says it: else it refuses root
+    """Options that Open MPI's mpirun needs beside those given, as in horonrun: else it refuses root
     and more ranks than cores, and binds each rank to one core."""
     try:
         told = subprocess.run(["mpirun", "--version"], env=environment, capture_output=True,
                               text=True, errors="replace", check=False)
     except FileNotFoundError:
-        return []  # which the start says
-    # Ubuntu 26.04's does not find what it is to say, and names files of PRRTE instead.
+        return []  # starting it reports that
+    # Ubuntu 26.04's mpirun does not find that text, and names files of PRRTE instead.
     if not re.search("Open MPI|OpenRTE|PRRTE|prterun", told.stdout + told.stderr, re.IGNORECASE):
         return []
     needed = ["--allow-run-as-root"] if os.geteuid() == 0 else []
@@ -157,7 +157,7 @@ class _Results:
         sys.stdout.flush()
 
     def read(self, text):
-        """What stands behind the mark and the token."""
+        """`text`: of a line, after the mark and the token."""
         checksum, _, line = text.rstrip("\n").partition(" ")
         if checksum != str(zlib.crc32(line.encode())):
             return  # torn; it comes twice
@@ -191,7 +191,7 @@ def _started(command, environment, content, token):
     found = _Results()
     # Ranks may print before rank 0 reads, more than pipes hold.
     threading.Thread(target=_write, args=(process.stdin, content), daemon=True).start()
-    is_read = True  # what this program prints
+    is_read = True  # whether somebody reads what this program prints
     try:
         for line in process.stdout:
             text, mark, result = line.decode(errors="replace").partition(_MARK + token + " ")

@@ -4,8 +4,8 @@
     trainer = lightning.Trainer(accelerator="cpu", strategy="horon")
     fabric = lightning.Fabric(accelerator="cpu", strategy="horon")
 
-or, for what DDPStrategy takes beside, and in jobs of Slurm (for a name Lightning makes its own
-environment of Slurm first, which wants --ntasks-per-node):
+or, to give options of DDPStrategy, and in jobs of Slurm (given a name, Lightning first makes an
+environment of its own for Slurm, which wants --ntasks-per-node):
 
     strategy = horon.lightning.HoronStrategy(find_unused_parameters=True)  # of a Trainer
     strategy = horon.lightning.HoronFabricStrategy(find_unused_parameters=True)

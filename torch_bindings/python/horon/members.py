@@ -1,7 +1,7 @@
 """Groups of some ranks: their members meet in the store of the group, and make a process set.
 
-The other ranks of the job know nothing of it. Each member tells its rank of MPI, and the number
-behind the highest one that it has given to a group; the first one takes the highest of these.
+The other ranks of the job know nothing of it. Each member gives its rank of MPI, and the number
+after the highest one that it has given to a group; the first member takes the highest of these.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ _next_number = 0
 
 
 class Meeting:
-    """Of the members of a group, in a store where no other ranks have keys. The keys are gone when
-    all have read the outcome: a later group may have the same ranks. A member that has read it and
-    comes again before that waits for the others."""
+    """Of the members of a group, in a store where no other ranks have keys. The keys are deleted
+    when all have read the outcome, since a later group may have the same ranks. A member that comes
+    again before that waits until they are."""
 
     def __init__(self, store, rank, ranks, timeout_s, call="new_group()"):
         """`rank`: this member's index in `ranks`, which are those of torch."""
@@ -38,9 +38,9 @@ class Meeting:
         self._read = [f"horon/read/{i}" for i in range(len(ranks))]  # those who know the outcome
 
     def outcome_of(self, mine, decide):
-        """What decide() has made of what each member gives, in order of the members: the first
-        member calls it. What it raises, or a member that does not come or gives up, is a
-        RuntimeError on all that have come. A member that is interrupted raises that, unless it was
+        """Returns what decide() returns: the first member calls it with what each member gives, in
+        the order of the members. If it raises, or a member does not come or gives up, all that have
+        come raise RuntimeError. A member that is interrupted raises its interruption, unless it was
         too late to give up: then it has the outcome too. The values are those of JSON."""
         begin = time.monotonic()
         late = self._wait(begin, self._last_is_over, self._read)
@@ -67,8 +67,8 @@ class Meeting:
 
     def _settled(self, proposal):
         """The outcome, which is `proposal` if that is not None and the first one. The others wait
-        for what is told here, so this goes on when it is interrupted: signals are handled by the
-        main thread alone."""
+        for the proposal, so a thread makes it, which goes on when the main thread is interrupted by
+        a signal."""
         outcomes, errors, done = [], [], threading.Event()
 
         def settle():
@@ -99,7 +99,7 @@ class Meeting:
         self.store.set(self._read[self.rank], "")
         if self.store.add(_READERS, 1) < len(self.ranks):
             return
-        # Whose own key is gone may begin anew, so these keys are the last to go.
+        # A member whose own key is gone may begin anew, so these keys are deleted last.
         for key in [*self._given, _OUTCOME, _READERS, *self._read]:
             self.store.delete_key(key)
 
@@ -110,8 +110,8 @@ class Meeting:
             return {"error": str(error)}
 
     def _wait(self, begin, ready, keys):
-        """None when it is ready; who has not come, by the keys of the members, when the time from
-        `begin` is over. Asks again and again, so that Ctrl-C is answered."""
+        """Returns None when ready() is true. When the time from `begin` is over: a text of who has
+        not come, by `keys` of the members. Asks again and again, so that Ctrl-C is answered."""
         warn_after_s = _stall_warning_s()
         while not ready():
             waited_s = time.monotonic() - begin
@@ -152,8 +152,8 @@ def _stall_warning_s():
 
 
 def make_process_set(store, rank, ranks, timeout_s, call):
-    """Of the ranks that meet in the store. Called by each of them; `rank`: its index. By one thread
-    of the process at a time, as all of torch that makes groups."""
+    """Makes the process set of the ranks that meet in the store. Each of them calls it; `rank`: its
+    index. One thread of the process at a time, as for all calls of torch that make groups."""
     global _next_number
     from horon import native
     # Members find each other by their ranks: the calls of one of them pair with those of the others

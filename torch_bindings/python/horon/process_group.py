@@ -19,7 +19,7 @@ _LONGEST = datetime.timedelta(days=365)  # as good as for ever, and overflows no
 
 
 def register():
-    """Does nothing the second time. What it raised would make `import torch` fail."""
+    """Does nothing the second time. An exception in here would make `import torch` fail."""
     import torch.distributed
     if not torch.distributed.is_available():
         return
@@ -40,8 +40,8 @@ def register():
 
 
 def _monitored_too(monitored_barrier):
-    """Torch's looks at the name of the backend, and refuses all but Gloo. Each barrier of Horon
-    names those that are missing, all of them."""
+    """Torch's monitored_barrier() refuses all backends but Gloo, by name. Each barrier of Horon
+    names all ranks that are missing."""
     @functools.wraps(monitored_barrier)
     def of_any_backend(group=None, timeout=None, wait_all_ranks=False):
         import torch.distributed as dist
@@ -113,16 +113,16 @@ def _group(call, ranks, rank, timeout_s):
 
 
 def _store_of_all_groups():
-    """That of the default group. In `options.store` keys begin with torch's name of the group,
-    which comes from the number of groups that this rank has made: the members need not have made
-    as many."""
+    """The store of the default group. Keys in `options.store` begin with torch's name of the group,
+    which depends on the number of groups that this rank has made: other members may have made
+    fewer or more."""
     from torch.distributed import distributed_c10d
     return distributed_c10d._get_default_store()
 
 
 def limited(timeout):
-    """Torch's C++ counts microseconds in 64 bits: more than that, such as timedelta.max, may have
-    turned negative."""
+    """Torch's C++ counts microseconds in 64 bits: a longer timeout, such as timedelta.max, may have
+    overflowed to a negative one."""
     return min(timeout, _LONGEST) if timeout >= datetime.timedelta(0) else _LONGEST
 
 
@@ -144,7 +144,7 @@ def _compare(what, rank, size):
 
 
 def start_mpi():
-    """Refuses one of several processes that MPI takes for a job of its own."""
+    """Starts Horon. Refuses a process that MPI takes for a job of its own by mistake."""
     from horon.torch import basics
     basics.init()
     text = basics.alone_by_mistake()
@@ -188,8 +188,8 @@ def addresses_of_this_host():
 
 
 def host_of_rank_0(name, address):
-    """What rank 0 has found, as this rank takes it: the name, unless it leads nowhere from here or
-    to this very host (127.0.1.1, in /etc/hosts of many systems)."""
+    """How this rank reaches rank 0: by the name that rank 0 has found, or by the address if the
+    name leads nowhere from here or to this very host (127.0.1.1, in /etc/hosts of many systems)."""
     import ipaddress
     import socket
     if address is None or name is None:
@@ -203,7 +203,7 @@ def host_of_rank_0(name, address):
 
 
 def told_by_rank_0(find, name):
-    """What find() gives on rank 0, on all ranks; what it raises there, too. Collective."""
+    """Returns what find() returns on rank 0; if it raises there, all ranks raise. Collective."""
     from horon import native
     from horon.torch import state
     if native.rank() != 0:
@@ -229,8 +229,8 @@ def addresses_of_rank_0():
 
 
 def address_of_rank_0(given, name):
-    """(host, port) that is free there, or `given` on rank 0, as (MASTER_ADDR, MASTER_PORT): what is
-    not empty. Collective."""
+    """(host, port) of rank 0, where the port is free. What is not empty in rank 0's `given`, as
+    (MASTER_ADDR, MASTER_PORT), counts instead. Collective."""
     import socket
 
     def find():
@@ -298,9 +298,9 @@ def started_by_mpi():
 
 
 def _env_or_mpi(env):
-    """env:// for a process of MPI, of which it would ask what a launcher of torch sets: without the
-    address of a master of the job's, horon:// takes its place, which needs no port that stays free;
-    without a rank or a size, MPI's are given."""
+    """env:// for a process of MPI, which need not have the variables that a launcher of torch sets:
+    without the job's own MASTER_ADDR, horon:// takes its place, which needs no port that stays
+    free; without a rank or a size, MPI's are given."""
     def meet(url, **options):
         if not started_by_mpi():
             return _with_advice(env(url, **options))
@@ -312,7 +312,7 @@ def _env_or_mpi(env):
 
 
 def _when_all_meet(handler):
-    """Torch's meeting, which begins when all ranks of a running job are in it. A rank that is
+    """Torch's meeting, which begins when all ranks of a running job have come. A rank that is
     quicker than rank 0 would reach the store of the group that rank 0 is still destroying, at the
     same port, and rank 0 would wait for it at the new one for ever."""
     def meet(url, **options):
@@ -330,7 +330,7 @@ def _wait_for_all(timeout):
     except HorovodInternalError as error:
         if error.code == "timeout":
             raise
-        # Of a job that has failed, which a group without Horon need not mind.
+        # The job has failed, which a group without Horon need not mind.
 
 
 def _ranks_that_meet(url):
@@ -340,13 +340,13 @@ def _ranks_that_meet(url):
 
 
 def _ranks_of_the_job():
-    """0 if this process has not started Horon, which is not loaded for the sake of asking."""
+    """0 if this process has not started Horon, which is not loaded just to ask."""
     native = sys.modules.get("horon.native")
     return native.size() if native is not None and native.is_initialized() else 0
 
 
 def _with_advice(meeting):
-    """The meeting; its error for a process without a launcher tells of the one of Horon."""
+    """The meeting; for a process without a launcher its error names that of Horon."""
     try:
         yield from meeting
     except ValueError as error:

@@ -49,7 +49,8 @@ HoronBackend::~HoronBackend() { leave(); }
 
 void HoronBackend::shutdown() { leave(); }
 
-// Torch's C++ counts microseconds in 64 bits: what is more, timedelta.max say, has turned negative.
+// Torch's C++ counts microseconds in 64 bits: a longer timeout, timedelta.max say, has overflowed
+// to a negative one.
 void HoronBackend::setTimeout(std::chrono::milliseconds timeout) {
   timeout_ = timeout < std::chrono::milliseconds(0) ? std::chrono::milliseconds::max() : timeout;
 }
@@ -75,7 +76,7 @@ WorkPtr HoronBackend::work(const std::shared_ptr<Operation>& operation,
 
 int HoronBackend::world_rank(int64_t rank_of_group) const {
   const std::vector<int> ranks = set_.ranks();
-  // The collective refuses what is not there, by name.
+  // The collective refuses an unknown rank, by name.
   const bool known = rank_of_group >= 0 && rank_of_group < static_cast<int64_t>(ranks.size());
   return known ? ranks[static_cast<size_t>(rank_of_group)] : -1;
 }
@@ -99,7 +100,7 @@ WorkPtr HoronBackend::compressed_allreduce(const at::Tensor& tensor,
   return work(begun);
 }
 
-// Ends before it returns: what comes back has another number of entries.
+// Has ended when it returns: the result has another number of entries than the tensor.
 WorkPtr HoronBackend::allreduce_sparse_tensor(const at::Tensor& tensor,
                                               const ::c10d::AllreduceOptions& options) {
   const torch_detail::PlainMode plain;
@@ -113,7 +114,7 @@ WorkPtr HoronBackend::allreduce_sparse_tensor(const at::Tensor& tensor,
   begun->wait(Operation::Asks::SignalHandlers);
   if (const std::exception_ptr fault = begun->outcome()) std::rethrow_exception(fault);
   tensor.copy_(sum);
-  // Behind that: a detached sparse tensor keeps the entries that it has.
+  // Only after the copy: a detached sparse tensor keeps the entries that it has.
   return work(std::make_shared<Operation>(OpType::ALLREDUCE, ProfiledCall(), Tensors{tensor},
                                           timeout_.load()));
 }
@@ -142,8 +143,8 @@ WorkPtr HoronBackend::allreduce_coalesced(Tensors& tensors,
   return work(begun);
 }
 
-// An allreduce whose result the others do not keep: in shared memory it takes less than a
-// reducescatter to one rank, which does all the sums alone.
+// An allreduce whose result the other ranks do not keep: in shared memory it takes less time than a
+// reducescatter to one rank, which computes all sums alone.
 WorkPtr HoronBackend::reduce(Tensors& tensors, const ::c10d::ReduceOptions& options) {
   (void)only(tensors, "reduce");
   const std::shared_ptr<Operation> begun = operation(OpType::REDUCE, tensors, tensors, options);

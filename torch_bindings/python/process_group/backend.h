@@ -39,7 +39,8 @@ struct GroupOptions final : ::c10d::Backend::Options {
 // How split() makes a group of some members.
 struct Parts {
   std::vector<uint64_t> ranks;  // [rank of the group], in the default group of torch
-  // On a member of the part; `ranks` are those in the default group. Null: there is no splitting.
+  // Called on a member of the part; `ranks` are ranks of the default group. Null: the group can't
+  // be split.
   std::function<c10::intrusive_ptr<::c10d::Backend>(const std::vector<uint64_t>& ranks,
                                                     std::chrono::milliseconds timeout)>
       make;
@@ -87,14 +88,14 @@ class HoronBackend final : public CallsOfSomeVersions<::c10d::Backend> {
                                     const std::vector<int>& ranks,
                                     const c10::intrusive_ptr<Options>& options) override;
 
-  // Torch tells -1 for the CPU, and numbers of GPUs.
+  // `index`: -1 for the CPU, else the number of a GPU.
   bool supportsTensorAlloc(c10::DeviceIndex index) override { return index < 0; }
-  // Holding anything. On the CPU in memory that the ranks of the host share, which is used again:
-  // a collective takes a copy less. Plain where there is none, and on another device.
+  // Uninitialized. On the CPU in memory that the ranks of the host share and that is reused: a
+  // collective takes a copy less. In plain memory if there is none, and on another device.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;  // NOLINT
 
   WorkPtr allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& options) override;
-  // As allreduce(); what is float32 travels in this type, as in horon::allreduce(). Not sparse.
+  // As allreduce(); float32 tensors travel in this type, as in horon::allreduce(). Not sparse.
   WorkPtr compressed_allreduce(const at::Tensor& tensor, const ::c10d::AllreduceOptions& options,
                                Compression compression);
   WorkPtr allreduce_coalesced(Tensors& tensors,
@@ -154,9 +155,9 @@ class HoronBackend final : public CallsOfSomeVersions<::c10d::Backend> {
   WorkPtr work(const std::shared_ptr<Operation>& operation) {
     return work(operation, completions_);
   }
-  // A collective for each run of tensors of one dtype: `prepare` says what is particular, `add`
-  // adds the tensor of a number. One that is refused does not keep those behind it from being
-  // called, since the other ranks count them all.
+  // A collective for each run of tensors of one dtype: `prepare` sets its options, `add` adds the
+  // tensor of an index. If one is refused, those after it are called all the same, since the other
+  // ranks count them all.
   void start_runs(Operation& operation, const CallOrder::Start& what, const Tensors& tensors,
                   const std::function<void(torch_detail::PendingCollective&)>& prepare,
                   const std::function<void(torch_detail::PendingCollective&, size_t)>& add);

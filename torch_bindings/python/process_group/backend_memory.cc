@@ -25,7 +25,7 @@ at::Tensor HoronBackend::allocateTensor(long size, at::TensorOptions options) { 
   c10::DataPtr memory(
       data, holder.release(),
       [](void* held) { delete static_cast<std::shared_ptr<std::byte>*>(held); }, at::kCPU);
-  // A tensor of torch's can be resized, and so can this one: what is longer is plain.
+  // A tensor of torch's can be resized, and so can this one: if it grows, it gets plain memory.
   const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory),
                              c10::GetCPUAllocator(), true);
   return at::empty({0}, options).set_(storage, 0, {size});

@@ -18,8 +18,8 @@ namespace {
 using ::c10d::OpType;
 using torch_detail::PendingCollective;
 
-// For collectives whose results all go into `outputs`, one part each, in order; those that were
-// written there at once are there.
+// For collectives whose results all go into `outputs`, one part each, in order. Results that were
+// written there directly are not copied.
 Operation::Deliver copies_to(const Tensors& outputs) {
   return [outputs](const std::vector<Pending>& all) {
     size_t i = 0;
@@ -32,9 +32,8 @@ Operation::Deliver copies_to(const Tensors& outputs) {
   };
 }
 
-// Adds the one tensor, whose result goes into `outputs`, what comes from each rank of the group
-// into one of them: straight there if that can be. They are those of the operation. `in_place`: as
-// in may_be_written_apart().
+// Adds the one tensor. What comes from each rank of the group goes into one of `outputs`, which are
+// the operation's: written there directly if possible. `in_place`: as in may_be_written_apart().
 void add_rows_for(PendingCollective& pending, const at::Tensor& rows, const Tensors& outputs,
                   const std::vector<int64_t>& splits, std::optional<size_t> in_place = {}) {
   if (may_be_written_apart(rows, outputs, in_place)) {
@@ -44,7 +43,7 @@ void add_rows_for(PendingCollective& pending, const at::Tensor& rows, const Tens
   }
 }
 
-// Where it is not there yet.
+// Copies the results that are not there yet.
 Operation::Deliver copies_from_each_rank_to(const Tensors& outputs) {
   return [outputs](const std::vector<Pending>& all) {
     PendingCollective& only = *all.front();

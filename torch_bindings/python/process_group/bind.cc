@@ -43,8 +43,8 @@ c10::intrusive_ptr<::c10d::Backend> make_part(const std::vector<uint64_t>& ranks
       .cast<c10::intrusive_ptr<::c10d::Backend>>();
 }
 
-// What torch's Python asks for on the classes of backends that can be split, up to torch 2.11 at
-// least, and does not find on their base.
+// Attributes that torch's Python, up to 2.11 at least, asks for on classes of backends that can be
+// split, and that their base lacks.
 void bind_classes(py::module_& module) {
   (void)py::module_::import("torch.distributed");  // it has the bases
   py::class_<GroupOptions, c10::intrusive_ptr<GroupOptions>, ::c10d::Backend::Options>(
@@ -59,7 +59,7 @@ void bind_classes(py::module_& module) {
           [](HoronBackend& group) {
             return c10::static_intrusive_pointer_cast<GroupOptions>(group.getBackendOptions());
           })
-      // By ranks that are not in a new group. Its members need nothing of them.
+      // Called by ranks that are not in a new group. Its members need nothing from them.
       .def("perform_nocolor_split", [](const HoronBackend&, const py::object& /*device*/) {});
 }
 

@@ -11,14 +11,14 @@ class CallCycle {
  public:
   // `likeness`: the same for calls that are alike (PendingCollective::likeness()).
   void note(uint64_t likeness) { latest_.at(count_++ % latest_.size()) = likeness; }
-  // After how many calls the same ones have come again, so often that it can be expected of the
-  // next ones; 0 if they have not. The least such number.
+  // The period of the calls: the least number after which the same calls have come again, so often
+  // that the next ones can be expected to; 0 if there is none.
   size_t length() const;
-  // Whether that is so of this number, which need not be the least one.
+  // Whether the calls repeat after this number, which need not be the least one.
   bool repeats_after(size_t calls) const;
 
   static constexpr size_t kLongest = 512;
-  static constexpr size_t kLeastRepeated = 64;  // calls; of a longer cycle all
+  static constexpr size_t kLeastRepeated = 64;  // calls that have repeated; of a longer cycle all
 
  private:
   // Of the call that was so many calls before the latest.

@@ -14,13 +14,13 @@ namespace horon::python::process_group {
 
 class CallLine {
  public:
-  // From when the calls before have begun to when this one has. Not a lock: to begin may take as
-  // long as an earlier collective does, and who waits for that answers signals and has a deadline.
+  // Lasts from when the calls before have begun until this one has. Not a lock: a call may take as
+  // long to begin as an earlier collective takes, so its wait answers signals and has a deadline.
   class Turn {
    public:
     // Waits for it as for an earlier collective. Throws Error(Timeout), what a signal handler of
-    // Python has raised, and Error(InvalidArgument) if a call of this thread has the turn or
-    // waits for it: then such a handler has made this one, in the middle of that.
+    // Python has raised, and Error(InvalidArgument) if a call of this thread has the turn or waits
+    // for it: then a signal handler has made this call in the middle of that one.
     Turn(CallLine& line, const Operation& operation);
     ~Turn();
     Turn(const Turn&) = delete;

@@ -63,7 +63,7 @@ void CallOrder::start_all_in_turn(
   if (fault != nullptr) std::rethrow_exception(fault);
 }
 
-// No call from before is under way on any rank.
+// After a join() no earlier call is in flight on any rank.
 void CallOrder::begin_anew_after_join() {
   const uint64_t joins = ops::call_counts().times_forgotten(set_.id());
   if (std::exchange(joins_, joins) == joins) return;
@@ -82,7 +82,7 @@ CallOrder::Name& CallOrder::name_of(uint64_t call) {
 }
 
 void CallOrder::wait_for_name(const Operation& operation, uint64_t call) {
-  // Gone: the runtime has let go of it, so it has ended.
+  // If it is gone, the runtime has let go of it, so it has ended.
   const Pending last = name_of(call).last.lock();
   if (last != nullptr && !last->state().finished()) operation.wait_for_earlier(*last);
 }
@@ -106,8 +106,8 @@ void CallOrder::start_next(Operation& operation, const Start& what, bool alone,
   name.last = pending;
 }
 
-// A number that not all want is none: ranks whose latest calls differ go on as they are until they
-// agree again.
+// A number counts only if all ranks want it: ranks whose latest calls differ keep the present
+// number until they agree again.
 void CallOrder::take_answer(const Operation& operation, size_t collectives) {
   if (!question_ || count() + collectives <= question_->from) return;
   if (!question_->answer->state().finished()) operation.wait_for_earlier(*question_->answer);
@@ -119,16 +119,16 @@ void CallOrder::take_answer(const Operation& operation, size_t collectives) {
     const auto number = static_cast<size_t>(least_and_largest[0]);
     const bool agreed = least_and_largest[0] == -least_and_largest[1];
     if (agreed && number != now_.number) next_ = {number, asked.from};
-  } catch (const Error&) {  // ends the job, as the call that comes will tell
+  } catch (const Error&) {  // it ends the job, as the next call will report
   }
 }
 
-// Waits for nobody: a rank may make many calls before another one makes its first. Who waits for
-// the answer would have waited for the name of that call, too.
+// Waits for nobody: a rank may make many calls before another one makes its first. The call that
+// waits for the answer would have waited for its name, too.
 void CallOrder::ask_for_number() {
   if (count() != next_look_) return;
   const uint64_t from = count() + turns_at(count()).number;
-  // Not before this answer is taken, which call `from` sees to.
+  // The next question comes after this answer has been taken, at the latest by call `from`.
   next_look_ = std::max(from + 1, count() + std::min<uint64_t>(count(), CallCycle::kLongest));
   const torch_detail::PlainMode plain;
   const auto wanted = static_cast<int64_t>(wanted_number());
@@ -138,14 +138,14 @@ void CallOrder::ask_for_number() {
     pending->spec.reduce_op = ReduceOp::Min;
     pending->add(at::tensor({wanted, -wanted}), torch_detail::Into::Same);
     pending->submit_in_turn(pending);
-  } catch (const Error&) {  // has ended the job, as the call beside it will tell
+  } catch (const Error&) {  // it has ended the job, as the call beside it will report
     return;
   }
   question_ = Question{std::move(pending), from};
 }
 
-// The present number stays while it fits: within a step more calls may be alike than it takes to
-// find a shorter cycle.
+// The present number stays while it fits: enough calls within one step may be alike to look like a
+// shorter cycle.
 size_t CallOrder::wanted_number() const {
   const size_t number = turns_at(count()).number;
   if (cycle_.repeats_after(number)) return number;

@@ -20,7 +20,7 @@ namespace horon::python::process_group {
 // Each call gets the next of a few names, which come again and again: so the n-th call of one rank
 // meets the n-th of the others whatever its kind and shape are, ranks that differ get a Mismatch at
 // once, and what repeats starts without negotiation. For that a name must come again with the same
-// call: so there are as many names as a step of the program has calls, or some times as many. The
+// call: so there are as many names as a step of the program has calls, or a multiple of that. The
 // number follows what the program does, and changes when all ranks have found the same. After a
 // join() the count begins anew, since ranks that had joined have not made the others' calls. Any
 // thread of the program; threads get names in the order of their calls.
@@ -33,9 +33,9 @@ class CallOrder {
     CollectiveKind kind = CollectiveKind::Allreduce;
     bool grouped = false;  // several tensors, as one
   };
-  // Adds a collective to the operation; `fill` adds the tensors and what is particular. Waits while
-  // the name's last call is still on its way, until the operation's deadline: then it throws
-  // Error(Timeout), and this is no call. There are at least 32 names.
+  // Adds a collective to the operation; `fill` adds its tensors and options. Waits while the name's
+  // last call is still in flight, until the operation's deadline: then it throws Error(Timeout),
+  // and no call has been counted. There are at least 32 names.
   void start(Operation& operation, const Start& what,
              const std::function<void(torch_detail::PendingCollective&)>& fill);
   // The same for an operation of several collectives, with one name each. It waits for their names
@@ -49,10 +49,11 @@ class CallOrder {
   uint64_t count() const { return count_.load(std::memory_order_relaxed); }
 
  private:
-  // More would be on their way at the same time, but each must be negotiated before it is known.
+  // With more names more calls could be in flight, but each name must be negotiated before it is
+  // known.
   static constexpr size_t kLeastNames = 32;
-  // After so many calls the number of names is asked for first, then after twice as many each time,
-  // and in the end after each kLongest.
+  // The ranks first ask for the number of names after so many calls, then after twice as many each
+  // time, and in the end every kLongest calls.
   static constexpr uint64_t kFirstLook = 2 * CallCycle::kLeastRepeated;
 
   struct Name {
@@ -65,8 +66,8 @@ class CallOrder {
     uint64_t first = 0;
   };
   // The ranks agree on the number of names by a collective beside the calls. The answer holds from
-  // call `from` on: a count, so that ranks which make their calls otherwise, by a mistake that they
-  // are told of, still meet in the next ones.
+  // call `from` on: a count, so that ranks which differ in their calls by mistake, and are told of
+  // it, still meet in the next ones.
   struct Question {
     Pending answer;  // the least number that a rank wants, and the largest one, negative
     uint64_t from = 0;

@@ -62,7 +62,7 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
   struct Item {
     std::shared_ptr<Operation> operation;
     Future future;
-    Clock::time_point deadline;  // of who waits for the future
+    Clock::time_point deadline;  // of the thread that waits for the future
   };
   using Items = std::map<uint64_t, Item>;  // by number, in order of add()
 
@@ -83,7 +83,7 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
     return one.second.deadline < other.second.deadline;
   }
 
-  // One that has ended, or whose time is over.
+  // Waits for an item that has ended, or whose time is over.
   Item wait_for_any(std::unique_lock<std::mutex>& lock) {
     for (;;) {
       const auto next_late = std::min_element(items_.begin(), items_.end(), is_late_before);
@@ -109,7 +109,7 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
     leader_comes_ = true;
   }
 
-  // If no thread can be made, this one leads again when it has completed its future.
+  // If no thread can be started, this thread leads again when it has completed its future.
   void call_leader_if_possible() {
     try {
       call_leader();

@@ -1,4 +1,5 @@
-// Completes futures. DDP's reducer and its hooks want them; who waits for a Work needs none.
+// Completes futures. DDP's reducer and its hooks want them; a thread that waits for a Work needs
+// none.
 #pragma once
 
 #include <memory>
@@ -11,9 +12,10 @@ namespace horon::python::process_group {
 
 using Future = c10::intrusive_ptr<c10::ivalue::Future>;
 
-// One thread at a time waits for the next operation that ends. What waits for a future is called by
-// the thread that completes it, and may wait for later operations itself (a hook of DDP that does
-// several collectives). So the thread that has waited lets another one wait before it completes.
+// One thread at a time waits for the next operation that ends. The thread that completes a future
+// runs its callbacks, which may wait for later operations themselves (a hook of DDP that does
+// several collectives). So a thread that has waited lets another one wait before it completes the
+// future.
 //
 // Any thread may call. The threads live on until all that was added has been completed, if need be
 // without this object: its owner may be destroyed by a thread that holds the GIL, which a callback
@@ -29,8 +31,8 @@ class CompletionThreads {
   CompletionThreads(const CompletionThreads&) = delete;
   CompletionThreads& operator=(const CompletionThreads&) = delete;
 
-  // Ends::InOrder: in the order in which the operations began. What it throws, no thread for
-  // instance, leaves nothing behind.
+  // Ends::InOrder: in the order in which the operations began. If it throws (no thread can be
+  // started, say), nothing has been added.
   void add(std::shared_ptr<Operation> operation, Future future);
 
   class State;
@@ -40,7 +42,7 @@ class CompletionThreads {
 };
 
 // Completes a future with what the operation, which has ended, has given. On a GPU no stream of the
-// program waits for that, but the one in which somebody waits for the future.
+// program waits for that, except one in which somebody waits for the future.
 void complete(Operation& operation, c10::ivalue::Future& future);
 
 // Waits until every future of this process whose operation has ended is completed and its callbacks

@@ -28,8 +28,9 @@ Range memory_of(const at::Tensor& tensor) {
   return {begin, begin + tensor.nbytes()};
 }
 
-// As many elements, in row-major order. LibTorch's loop takes longer than a copy of bytes by one
-// thread (copies of 32 MiB, two ranks: 4.4 ms and 2.8), but uses all threads that the rank has.
+// Both have equally many elements, in row-major order. LibTorch's loop takes longer than a copy of
+// bytes by one thread (copies of 32 MiB, two ranks: 4.4 ms and 2.8), but uses all threads that the
+// rank has.
 void write_rows(const at::Tensor& rows, const at::Tensor& output) {
   if (output.numel() == 0) return;
   if (is_plain(rows) && is_plain(output) && rows.scalar_type() == output.scalar_type() &&

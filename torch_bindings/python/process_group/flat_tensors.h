@@ -13,13 +13,13 @@ namespace horon::python::process_group {
 
 // All elements in row-major order, detached; a view if they lie so in memory.
 at::Tensor flat(const at::Tensor& tensor);
-// One behind the other.
+// The elements of all, one tensor after the other.
 at::Tensor flat(const Tensors& tensors);
 // The memory of an output for a result of rows, written without a copy; undefined if its elements
 // do not lie there in row-major order.
 at::Tensor flat_output(const at::Tensor& output);
-// The same, but undefined too if the output lies in the memory of the input, which would be copied
-// as a whole before it is overwritten: it is longer than the result of a reducescatter.
+// The same, but undefined too if the output lies in the memory of the input: then the whole input
+// would be copied first, and that of a reducescatter is longer than its result.
 at::Tensor flat_output_beside(const at::Tensor& input, const at::Tensor& output);
 // Whether what comes from each rank may be written straight into one of `outputs`, while the others
 // read `input`: they are plain memory of the host and do not overlap, except that the output number

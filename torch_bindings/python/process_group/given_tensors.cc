@@ -41,7 +41,7 @@ void require_results(const PendingCollective& pending, size_t outputs, size_t in
 void require_kind_of(const PendingCollective& pending, const at::Tensor& like,
                      const Tensors& tensors) {
   for (const at::Tensor& tensor : tensors) {
-    try {  // torch lets them pass in a list of lists
+    try {  // torch does not check a list of lists
       torch_detail::require_memory(tensor, pending.name);
     } catch (const Error& error) {
       pending.refuse(error);

@@ -19,7 +19,8 @@ void LateResults::add(const std::shared_ptr<Operation>& operation) {
 
 void LateResults::deliver() {
   if (core::in_forked_child()) return;  // where the mutex may be held for ever
-  // Held meanwhile: another thread that waits for a later call finds all of them there too.
+  // The mutex is held during the copies: so another thread that waits for a later call finds all
+  // results there, too.
   const std::lock_guard lock(mutex_);
   deliver_ended();
 }
@@ -27,7 +28,7 @@ void LateResults::deliver() {
 void LateResults::deliver_ended() {
   operations_.remove_if([](const std::shared_ptr<Operation>& operation) {
     if (!operation->finished()) return false;
-    // In a capture its results must not be waited for: they are from outside of the graph.
+    // A capturing stream must not wait for results of a call outside the graph.
     const bool is_outside =
         !operation->is_captured() && torch_detail::current_stream_is_captured(operation->device());
     if (is_outside) return false;

@@ -1,4 +1,4 @@
-// What the calls of a group have brought, but nobody has asked for yet.
+// Results of a group's calls that nobody has asked for yet.
 #pragma once
 
 #include <list>
@@ -9,16 +9,16 @@
 
 namespace horon::python::process_group {
 
-// Results that lie elsewhere than the caller wants them are copied there by a thread of the program
-// that waits. It need not wait for each call: as where collectives run in one stream, who waits for
-// the last of several finds the results of those that ended before it, even if their Works are
+// Results that lie elsewhere than the caller wants them are copied by a thread of the program when
+// it waits. It need not wait for each call: as with collectives in one stream, after a wait for the
+// last of several the results of those that ended before it are there, even if their Works are
 // gone. Any thread.
 class LateResults {
  public:
   // Before the operation's Work is given to the program. Does nothing if it delivers nothing.
   void add(const std::shared_ptr<Operation>& operation);
-  // Of all operations that have ended, in the order of the calls; when it returns they are there.
-  // What has failed is told by its own Work.
+  // Copies the results of all operations that have ended, in the order of the calls; when it
+  // returns they are there. What has failed is told by its own Work.
   void deliver();
 
  private:

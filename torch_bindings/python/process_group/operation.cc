@@ -21,7 +21,7 @@ namespace {
 
 using torch_detail::PendingCollective;
 
-// `limit`: from the call to the deadline; the wait may have ended later. `rest`: what that means.
+// `limit`: from the call to the deadline; the wait may have ended later. `rest` ends the text.
 [[noreturn]] void throw_late(const std::string& name, Operation::Clock::duration limit,
                              std::string_view rest) {
   const std::string stalled = is_initialized() ? ops::runtime().stall_report() : "";
@@ -32,7 +32,7 @@ using torch_detail::PendingCollective;
                            stalled.empty() ? "" : ". Known so far: ", stalled));
 }
 
-// Whether `wait`, which is called with a limit until it says yes, has said so by then. In a forked
+// Calls `wait` with a time limit until it returns true. False: the deadline has passed. In a forked
 // child, where nothing goes on, false at once.
 template <class Wait>
 bool waited_by(Operation::Clock::time_point deadline, Operation::Asks asks, const Wait& wait) {
@@ -95,7 +95,7 @@ void Operation::wait_until(Clock::time_point deadline, Asks asks) const {
   for (const Pending& pending : pending_) {
     if (ended_by(deadline, *pending, asks)) continue;
     if (core::in_forked_child()) return;  // outcome() says why
-    // Of a future whose time was over before a thread came to it: that of the group.
+    // If the time of a future was over before a thread came to it: the group's timeout.
     const Clock::duration limit = deadline > begin ? deadline - begin : timeout_;
     throw_late(pending->name, limit, "the collective goes on");
   }
@@ -157,7 +157,8 @@ bool Operation::happened() const {
 bool Operation::completed() {
   if (!finished()) return false;
   try {
-    // What is delivered waits in the current stream, but not for long: the collectives are over.
+    // Copies that outcome() delivers wait in the current stream, but not for long: the collectives
+    // are over.
     return happened() && (outcome() != nullptr || happened());
   } catch (const Error&) {  // the device has failed, as outcome() tells
     return true;
@@ -169,7 +170,7 @@ std::exception_ptr Operation::outcome() {
     try {
       // The program may be in inference mode by now or not: copies work for tensors of both.
       const at::AutoDispatchBelowADInplaceOrView copies_only;
-      // Rows may lie in memory of the parent that a child does not have.
+      // Rows may lie in memory of the parent process that a child does not have.
       if (core::in_forked_child()) {
         throw Error(ErrorCode::NotInitialized, std::string(core::kForkedChild));
       }

@@ -1,7 +1,7 @@
 // One call of a process group on its way: its collectives, and what becomes of their results.
 //
-// On a GPU a collective has ended when its work is in a stream. Who takes the outcome goes on in
-// its own stream, behind that work; the host waits for none of it.
+// On a GPU a collective has ended when its work is in a stream. The current stream of the thread
+// that takes the outcome waits for that work; the host does not.
 #pragma once
 
 #include <algorithm>
@@ -31,8 +31,8 @@ class Operation {
   // Writes the results of the collectives, which have succeeded, where the caller wants them.
   using Deliver = std::function<void(const std::vector<Pending>&)>;
 
-  // Who waits AtOnce makes the call and wait() with nothing in between: then this thread does the
-  // work in the call, where otherwise another one would be woken for it.
+  // AtOnce: the program calls wait() directly after the call. Then this thread does the work in the
+  // call, where otherwise another one would be woken for it.
   enum class Waits : bool { Perhaps, AtOnce };
 
   // Made when the call begins. `outputs`: the tensors that hold the result in the end; detached,
@@ -57,7 +57,7 @@ class Operation {
   // Returns when all collectives have ended, well or badly. Throws Error(Timeout) when the time is
   // over, counted from the call; but see above.
   void wait(Asks asks) const { wait_until(deadline_of_wait(), asks); }
-  // Of one that begins now.
+  // The deadline of a wait that begins now.
   Clock::time_point deadline_of_wait() const {
     return counts_in_wait_ ? deadline_after(timeout_) : deadline_;
   }
@@ -72,23 +72,24 @@ class Operation {
   // Returns when a collective of another operation, which this one can't begin before, has ended.
   // Throws as wait() does, and asks signal handlers.
   void wait_for_earlier(const torch_detail::PendingCollective& earlier) const;
-  // Returns when `comes`, which is called with a limit again and again, has said yes: then the call
-  // of another thread, behind which this one stands, has begun. Throws and asks as above.
+  // Calls `comes` with a time limit, again and again, until it returns true: then the call of
+  // another thread that this one stands behind has begun. Throws and asks as above.
   void wait_for_turn(const std::function<bool(std::chrono::nanoseconds)>& comes) const;
   bool finished() const;
   // Whether outcome() writes into the caller's tensors, so that they hold nothing before.
   bool delivers() const;
-  // The same, and the results are in memory, of a GPU too. Lets no stream wait.
+  // finished(), and the results are in memory, also on a GPU. Lets no stream wait.
   bool completed();
-  // After they have ended; the first call delivers the results. Null: all is well, and what the
-  // current stream of this thread is given from now on happens behind them.
+  // The error of the collectives, after they have ended; the first call delivers the results. Null:
+  // all is well, and the current stream of this thread waits for the results.
   std::exception_ptr outcome();
   // Of its tensors.
   c10::Device device() const { return device_; }
-  // It is part of a graph that is being captured: done once it is enqueued.
+  // Whether it is part of a graph that is being captured: then it is done once it is enqueued.
   bool is_captured() const;
-  // A stream that nobody else knows goes on behind the results: in a capture, who waits for the
-  // results must wait for that stream too, or it would be left over.
+  // The current stream, which nobody else knows, has been made to wait for the results. In a
+  // capture, whoever waits for the results must wait for that stream too, or the capture could not
+  // end.
   void note_stream_aside();
 
   const Tensors& outputs() const { return outputs_; }

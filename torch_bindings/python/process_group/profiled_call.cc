@@ -51,7 +51,7 @@ const char* name_of(OpType type) {
   }
 }
 
-// The profiler looks for itself on the thread on which a call ends.
+// The profiler looks up its own state on the thread on which a call ends.
 class OnThreadOf {
  public:
   explicit OnThreadOf(std::shared_ptr<c10::ThreadLocalDebugInfo> profiler)
@@ -89,7 +89,7 @@ ProfiledCall::ProfiledCall(ProfiledCall&& other) noexcept = default;
 
 ProfiledCall::~ProfiledCall() { end(); }
 
-// Where the profiler has ended it finds none here, and writes nothing.
+// If the profiler has ended, it finds no state here and writes nothing.
 void ProfiledCall::end() noexcept {
   if (record_ == nullptr) return;
   const OnThreadOf thread(profiler_.lock());

@@ -13,8 +13,8 @@ namespace {
 using core::concat;
 using torch_detail::PendingCollective;
 
-// One row of bytes for each row. A copy, since contiguous() leaves dimensions of one element the
-// strides that they have, and view() takes no other than 1 for the last.
+// One row of bytes for each row. A copy, since contiguous() does not change the strides of
+// dimensions of one element, and view() requires 1 for the last.
 at::Tensor as_bytes(const at::Tensor& rows) {
   const int64_t row = c10::multiply_integers(rows.sizes().slice(1));
   return rows.resolve_conj()
@@ -24,7 +24,7 @@ at::Tensor as_bytes(const at::Tensor& rows) {
       .view(at::kByte);
 }
 
-// Back again. Rows without bytes have none of any type, which view() refuses.
+// The inverse. view() refuses rows without bytes, which are empty in any type.
 at::Tensor of_bytes(const at::Tensor& bytes, at::ScalarType dtype) {
   if (bytes.size(1) == 0) return bytes.to(dtype);
   return bytes.view(dtype);

@@ -44,7 +44,7 @@ Future OperationWork::getFuture() {
 }
 
 Future OperationWork::make_future() const {
-  std::vector<c10::Device> devices;  // in whose streams a reader waits
+  std::vector<c10::Device> devices;  // a reader waits in their streams
   if (!operation_->device().is_cpu()) devices.push_back(operation_->device());
   auto future = c10::make_intrusive<c10::ivalue::Future>(
       c10::ListType::create(c10::TensorType::get()), std::move(devices));
@@ -52,7 +52,7 @@ Future OperationWork::make_future() const {
   if (operation_->finished() || operation_->is_captured()) {
     complete(*operation_, *future);
   } else {
-    threads_->add(operation_, future);  // if that fails there is no future that never ends
+    threads_->add(operation_, future);  // if it throws, no future is left that never ends
   }
   return future;
 }

@@ -16,10 +16,10 @@
 
 namespace horon::python::process_group {
 
-// The rank of the group that a message comes from. Null: of no receive.
+// The rank of the group that a message comes from. Null: the call is no receive.
 using MessageSource = std::function<int()>;
 
-// Who waits for it does the work on its own thread; a future is made when somebody asks for one.
+// A thread that waits for it does the work itself; a future is made when somebody asks for one.
 class OperationWork final : public ::c10d::Work {
  public:
   // `threads`: for its future. `late_results`: of the group. `source`: of a recv.

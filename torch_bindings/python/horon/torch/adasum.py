@@ -1,9 +1,9 @@
 """DistributedOptimizer(op=Adasum): each rank makes the optimizer's own step, from its own
-gradients; what it has moved each parameter by is reduced by Adasum, and all ranks move by the
-result.
+gradients; the move of each parameter (its change in the step) is reduced by Adasum, and all ranks
+move by the result.
 
 The learning rate is that of one rank. Each rank's state of the optimizer is its own, and so is the
-scale of its GradScaler: a rank whose gradients are not finite moves by what the others do.
+scale of its GradScaler: a rank whose gradients are not finite moves by the moves of the others.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from horon.torch.wrapped_optimizer import WrappedOptimizer, divide_gradients, wr
 
 def make_adasum(optimizer, named, compression, options):
     """Called by DistributedOptimizer, which has looked at the arguments. `named`: (name, parameter)
-    of all parameters. `options`: what the optimizer tells."""
+    of all parameters. `options`: what its attributes show."""
     if compression is Compression.int8:
         raise ValueError("op=Adasum: the steps are rounded to 16 bits at most; give "
                          "Compression.none, fp16 or bf16")
@@ -130,10 +130,10 @@ def _after_step(optimizer, args, kwargs):
 
     with torch.no_grad():
         try:
-            # Each of them: the other ranks wait for those behind one that this rank refuses.
+            # Starts all: the other ranks also wait for those after one that this rank refuses.
             for parameter, start in starts:
                 moves.append(note(_start, optimizer, parameter, start))
-            # And all are waited for: a name is free when its collective has ended.
+            # Waits for all: a name is free when its collective has ended.
             moves = [move and note(move) for move in moves]
             if errors:
                 raise errors[0]
@@ -149,7 +149,7 @@ def _refuse_moves(optimizer, error):
     """A step() of this rank has raised: the others, who wait for its moves, raise too, and nobody
     has moved."""
     starts, optimizer._starts = optimizer._starts, None
-    if starts is None:  # a hook before has raised; or, on all ranks, the moves; or what is behind
+    if starts is None:  # raised by a hook before, or by the moves (on all ranks), or later
         begun = optimizer._has_begun or not optimizer.process_set.included()
         starts = [] if begun else [(parameter, None) for parameter in _floating(optimizer)]
     for parameter, start in starts:

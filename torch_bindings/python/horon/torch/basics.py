@@ -111,12 +111,12 @@ def keep_session(kept):
 
 
 def _at_exit():
-    """An exception that nobody has caught ends this rank. The others get an error that says so; who
-    waits for this rank elsewhere is ended by mpirun when this process has ended."""
+    """An exception that nobody has caught ends this rank. The others get an error that says so;
+    ranks that wait for this one elsewhere are ended by mpirun when this process has ended."""
     if _session_is_kept:
         return
     try:
-        # At a prompt it is that of a line before.
+        # At a prompt it is the exception of an earlier line.
         if _uncaught is not None and native.is_initialized() and not hasattr(sys, "ps1"):
             native.end_by_exception(_text_of(_uncaught))
     finally:
@@ -143,8 +143,8 @@ def _exception_hook(kind, value, trace):
     outermost = sys._getframe()
     while outermost.f_back is not None:
         outermost = outermost.f_back
-    # By the interpreter, perhaps by way of a hook of torch's. Else a part of the program shows an
-    # exception that it has caught.
+    # Called by the interpreter, perhaps by way of a hook of torch's. Else a part of the program
+    # shows an exception that it has caught.
     if outermost.f_code is getattr(sys.excepthook, "__code__", None):
         _uncaught = value
     _former_hook(kind, value, trace)

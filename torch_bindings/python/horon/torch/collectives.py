@@ -47,7 +47,7 @@ class Handle:
 
 
 class _Ended:
-    """In the place of what held the tensors."""
+    """Takes the place of the native handle, which held the tensors."""
 
     def poll(self):
         return True
@@ -74,7 +74,7 @@ def _require_handle(handle, call):
 
 
 def require_op(op):
-    """One of Horovod's. The enum of torch.distributed equals integers that stand for others."""
+    """Raises unless it is Horovod's. Ops of torch.distributed equal integers of other ops."""
     if isinstance(op, numbers.Integral) and op in NATIVE_OPS:
         return
     is_of_torch = type(op).__module__.startswith("torch.")
@@ -94,7 +94,7 @@ def reduction(op, average=None):
 
 
 def _tensors(kind, given):
-    """Of a call, as a list."""
+    """The tensors of a call, as a list."""
     tensors = list(given)
     for each in tensors:
         if not isinstance(each, torch.Tensor):
@@ -116,13 +116,13 @@ def _refuse(call, why):
 
 
 def _refused(error, call):
-    """The same, with what Python finds wrong; the error to raise."""
+    """Tells them what Python has found wrong; returns the error to raise."""
     _refuse(call, str(error))
     return error
 
 
 def refuse_allreduce(name, process_set, why):
-    """In the place of allreduce_async(name=name) on a rank that can't take part: it fails on the
+    """Instead of allreduce_async(name=name) on a rank that can't take part: it fails on the
     others, with this text."""
     _refuse(native.Call(_Kind.allreduce, "allreduce", _named("allreduce", name),
                         process_set.of_call()), why)
@@ -153,8 +153,8 @@ def _start(call, tensors, result, wait):
 class _Scaling:
     """Factors before and after a reduction.
 
-    An average is the sum divided by the number of all ranks, also of those that have joined, by
-    which C++ does not divide. Integers are scaled in float64 and rounded toward zero; for an
+    An average is the sum divided by the number of all ranks, also of those that have joined, which
+    C++ does not count. Integers are scaled in float64 and rounded toward zero; for an
     average they are added in 64 bits, since the mean of values fits where their sum does not.
     """
 
@@ -184,7 +184,7 @@ class _Scaling:
         return (1.0, 1.0) if self.integer else (float(self.prescale), float(self.postscale))
 
     def is_here(self):
-        """Not in C++, and there is something to scale."""
+        """Whether Python scales instead of C++, and there is something to scale."""
         return self.integer and (self.narrow is not None or (
             self.prescale, self.postscale, self.divisor) != (1, 1, 1))
 

@@ -9,8 +9,8 @@ import torch
 
 
 class Commits:
-    """Of one call of what elastic.run decorates, in a job that horonrun starts again if it fails.
-    Any thread.
+    """The commits of one call of a function that elastic.run decorates, in a job that horonrun
+    starts again if it fails. Any thread.
 
     A program may call such functions one after the other, with states that have nothing in common.
     So each call has its own file, by its number in this process: a start of the job makes the same
@@ -47,7 +47,7 @@ class Commits:
     def read(self):
         """None: there is none."""
         try:
-            # Of an earlier start of this job, which is trusted as it is itself.
+            # From an earlier start of this job: as trusted as the job itself.
             return torch.load(self.path, map_location="cpu", weights_only=False)
         except FileNotFoundError:
             return None
@@ -56,7 +56,7 @@ class Commits:
                                "file training begins anew") from error
 
     def write(self, content):
-        """In the background, if it is not overtaken by a later one. The content must not change."""
+        """In the background, unless a later one comes first. The content must not change."""
         with self._changed:
             self._next = content
             if self._thread is None:
@@ -68,8 +68,8 @@ class Commits:
             self._wait()
 
     def end_call(self):
-        """Waits until the last one is written. From now on so does write(): at the end of the
-        process, what pickles objects of a program under as_horovod no longer finds that program."""
+        """Waits until the last one is written. From now on write() waits too: at the end of the
+        process, pickle no longer finds the classes of a program under as_horovod."""
         self._call_has_ended = True
         self._wait()
 
@@ -86,7 +86,7 @@ class Commits:
                         return
                     content, self._next = self._next, None
                 self._replace_file(content)
-        except BaseException:  # of what shows warnings
+        except BaseException:  # raised by what shows warnings
             with self._changed:
                 self._end_thread()
             raise

@@ -59,7 +59,7 @@ class _Broadcast(torch.autograd.Function):
         root_rank, process_set = ctx.call
         reduced = _Allreduce.apply(None, Average, 1.0, 1.0, process_set, False, grad)
         if native.rank() != root_rank:
-            # Zeros that know where they are from: who derives them too meets the other ranks.
+            # Zeros with a history: whoever differentiates them too meets the other ranks.
             everywhere = torch.ones((), dtype=torch.bool, device=reduced.device)
             reduced = reduced.masked_fill(everywhere, 0)
         return reduced, None, None, None
@@ -99,7 +99,7 @@ class _Alltoall(torch.autograd.Function):
 
 
 def _compressed(compression, tensors):
-    """The tensors that travel, and what brings the results back."""
+    """The tensors that travel, and a function that decompresses the results."""
     pairs = [compression.compress(each) for each in tensors]
     return ([tensor for tensor, _ in pairs],
             lambda results: [compression.decompress(each, ctx)

@@ -32,10 +32,10 @@ _EXIT_CODE_OF_NEW_HOSTS = 75  # EX_TEMPFAIL of sysexits.h, which horonrun knows
 
 
 def run(func):
-    """Decorates func(state, ...): it is called with the state of all ranks as rank 0 has it, which
-    after a restart is what this call has committed last: the calls of a program are told apart by
-    their number. One that had returned before the restart is made again all the same, with its last
-    commit, so that what it did behind that is done again."""
+    """Decorates func(state, ...): it is called with rank 0's state on all ranks. After a restart
+    that is what this call has committed last: the calls of a program are told apart by their
+    number. A call that had returned before the restart is made again all the same, with its last
+    commit, so that what it did after that is done again."""
     @functools.wraps(func)
     def wrapper(state, *args, **kwargs):
         commits = Commits.of_next_call()
@@ -50,7 +50,7 @@ def run(func):
             raise SystemExit(_EXIT_CODE_OF_NEW_HOSTS) from interrupt
         finally:
             if commits is not None:
-                commits.end_call()  # what comes behind may fail
+                commits.end_call()  # what comes after may fail
     return wrapper
 
 
@@ -75,7 +75,7 @@ class State:
             callback()
 
     def begin_again(self, commits):
-        """Of a job that may be started again: takes what its last start has committed."""
+        """For a job that may be started again: takes what its last start has committed."""
         self._commits = commits
         if commits.restart == 0:
             return
@@ -224,8 +224,8 @@ class TorchState(ObjectState):
 
 
 class StateHandler:
-    """Of one value. What outlives a restart is what save() keeps in attributes, of any name, which
-    it makes anew each time. Other attributes stay those of the handler."""
+    """Handles one value. What save() keeps in attributes, of any name, outlives a restart; save()
+    makes these anew each time. Other attributes stay those of the handler."""
 
     def __init__(self, value):
         self.value = value
@@ -274,7 +274,7 @@ class SamplerStateHandler(_StateDictHandler):
 
 class ElasticSampler(torch.utils.data.Sampler):
     """Divides a dataset among the ranks, as DistributedSampler does, without the samples that were
-    processed in this epoch. Give it to TorchState, call record_batch() behind each batch, and
+    processed in this epoch. Give it to TorchState, call record_batch() after each batch, and
     set_epoch() at the end of an epoch."""
 
     def __init__(self, dataset, shuffle=True, seed=0):
@@ -315,7 +315,7 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.total_size = self.num_samples * self.num_replicas
 
     def __iter__(self):
-        """As many for each rank: the first ones come again at the end if need be."""
+        """Equally many for each rank: the first ones come again at the end if need be."""
         indices = list(self.remaining_indices)
         while len(indices) < self.total_size:
             indices += self.remaining_indices[:self.total_size - len(indices)]

@@ -56,7 +56,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     if isinstance(optimizer, torch.optim.LBFGS) and native.is_mixed(process_set.of_call()):
         raise ValueError("LBFGS decides by numbers that ranks with and without a GPU round "
                          "differently, so they would not call the closure alike")
-    # What SparseAdam wants at the end is sparse anyway.
+    # SparseAdam wants sparse gradients in any case.
     dense = sparse_as_dense and not isinstance(optimizer, torch.optim.SparseAdam)
     reducer = native.Reducer(
         reduced, op=NATIVE_OPS[op], process_set=process_set.of_call(),
@@ -87,7 +87,7 @@ class _Distributed(WrappedOptimizer):
     def _make_step(self, step):
         if not hasattr(self, "found_inf"):
             return step()
-        # Of a GradScaler. What it leaves out is a step of the reducer too.
+        # Called by a GradScaler. A step that it leaves out is one of the reducer too.
         has_looked = self._reduce_behind_scaler()
         if has_looked and self._plain_looks_at_scaling():
             return step()
@@ -111,8 +111,8 @@ class _Distributed(WrappedOptimizer):
         return self._step_of_divided(step)
 
     def _reduce_behind_scaler(self):
-        """Whether GradScaler has looked at what all ranks have: here this rank may have reduced
-        gradients after that."""
+        """Reduces what is left. Returns whether GradScaler has looked at reduced gradients: false
+        if this call has reduced some after that."""
         is_done = self.grad_scale is None or not isinstance(self.found_inf, torch.Tensor)
         had_some = (self._synchronized or self._reducer.unsynchronized_parameter() != "" or
                     (is_done and self._has_gradients()))
@@ -126,14 +126,14 @@ class _Distributed(WrappedOptimizer):
         return has_looked
 
     def _has_gradients(self):
-        """Other than zeros."""
+        """Whether there are gradients other than zeros."""
         gradients = [parameter.grad for group in self.param_groups
                      for parameter in group["params"] if parameter.grad is not None]
         values = [each._values() if each.is_sparse else each for each in gradients]
         return any(bool((each != 0).any()) for each in values)
 
     def _is_reduced(self):
-        """synchronize() has reduced all there is: no gradient has come since."""
+        """Whether synchronize() has reduced all there is: no gradient has come since."""
         return (self._synchronized and self._rounds_synchronized == self._reducer.rounds and
                 self._reducer.unsynchronized_parameter() == "")
 
@@ -167,7 +167,7 @@ class _Distributed(WrappedOptimizer):
             self._reducer.end_no_sync()
 
     def set_weight(self, weight):
-        """Of this rank's samples in the average of this step; before its backward()."""
+        """The weight of this rank's samples in the average of this step; before its backward()."""
         self._reducer.set_weight(weight)
 
     def set_backward_passes_per_step(self, passes):
@@ -269,8 +269,8 @@ def _refuse_those_of_ddp(named):
 
 
 class _Hooks(OrderedDict):
-    """Python's hooks of a parameter, of which autograd learns with the first one: each gradient
-    costs a microsecond more from then on."""
+    """Python's hooks of a parameter. Autograd learns of them with the first one: from then on each
+    gradient costs a microsecond more."""
 
     def __init__(self, parameter):
         super().__init__()

@@ -8,8 +8,8 @@ from horon import native
 class ProcessSet:
     """Ranks (of the world) in ascending order. Usable after add_process_set() or init().
 
-    Of a communicator of mpi4py, which may be another one on each rank, as Split() makes them: each
-    rank has its own.
+    Made of a communicator of mpi4py, which may differ from rank to rank, as Split() makes them,
+    each rank has its own set.
     """
 
     def __init__(self, ranks_or_comm):
@@ -45,7 +45,7 @@ class ProcessSet:
         return self._native
 
     def __deepcopy__(self, memo):
-        """Ranks are there once, whatever is copied that uses them."""
+        """A copy of what uses the set refers to the same set."""
         return self
 
     def __reduce__(self):
@@ -73,8 +73,8 @@ def _of_ranks(ranks):
 
 
 def _ranks_of(comm):
-    """In MPI's world. add_process_set() finds those of this job, which init(comm) may number in
-    another way."""
+    """The ranks in MPI's world. add_process_set() translates them to those of this job, which
+    init(comm) may number in another way."""
     from mpi4py import MPI
     group = comm.Get_group()
     return MPI.Group.Translate_ranks(group, list(range(group.Get_size())),
@@ -101,7 +101,7 @@ def add_process_set(process_set):
 
 
 def _add_all_communicators(process_set):
-    """Those of all ranks, since all ranks take part in adding each of them."""
+    """Adds the sets of all ranks, since all ranks take part in adding each of them."""
     from mpi4py import MPI
     from horon.torch import state
     given = state.allgather_object((MPI.COMM_WORLD.Get_rank(), process_set.ranks),
@@ -138,7 +138,7 @@ def of_init(process_sets):
 
 
 def add_missing(process_sets):
-    """Those of an init() that is not the first one. Collective, as that is."""
+    """Adds the sets of a later init() that are not there yet. Collective, as init()."""
     for given, each in zip(process_sets or (), of_init(process_sets)):
         of_ranks = given is not each
         if of_ranks and any(one.ranks == each.ranks for one in _of_session):
@@ -148,7 +148,7 @@ def add_missing(process_sets):
 
 
 def before_communicators(process_sets):
-    """Those that C++ makes as it starts: the same ones on all ranks."""
+    """The sets that C++ makes as it starts, alike on all ranks: those before any communicator's."""
     return list(itertools.takewhile(lambda each: not each.of_communicator, process_sets))
 
 

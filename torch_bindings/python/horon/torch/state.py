@@ -99,7 +99,7 @@ def _compare(optimizer, root_rank):
 
 
 def _broadcast_all(tensors, root_rank):
-    """Each of them, also behind one that is refused: the other ranks wait for all of them, and a
+    """Broadcasts all, also after one that is refused: the other ranks wait for all of them, and a
     name is free when its collective has ended."""
     faults = []
 
@@ -165,7 +165,7 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None):
         raise of_all from failure
 
 
-_CAN_T_BE_WRITTEN = b"!"  # in the place of a pickle, which begins otherwise; why comes behind it
+_CAN_T_BE_WRITTEN = b"!"  # instead of a pickle, which begins otherwise; the reason follows
 
 
 def _written(obj):

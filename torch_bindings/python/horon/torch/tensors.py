@@ -11,7 +11,7 @@ def shared_zeros(*size, dtype=None, requires_grad=False):
     A collective of horon.torch, or of torch.distributed on the group "horon", takes a copy less on
     it. It pays for tensors of a megabyte and more that are used again and again. Not collective.
     New memory is slow: keep the tensor. Arguments mean what they do in torch.zeros. A child made
-    by fork(), such as a worker of a DataLoader, does not have the memory: a look at it there ends
+    by fork(), such as a worker of a DataLoader, does not have the memory: reading it there ends
     the child by SIGSEGV.
     """
     shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size

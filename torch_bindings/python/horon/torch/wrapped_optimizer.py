@@ -8,7 +8,7 @@ import torch
 
 
 class WrappedOptimizer:
-    """A base before the optimizer's own class, `_plain`."""
+    """The base in front of the optimizer's own class, `_plain`."""
 
     # GradScaler calls step() whether or not this rank's gradients are finite, and sets `grad_scale`
     # (None: they are divided already) and `found_inf` before.
@@ -20,7 +20,7 @@ class WrappedOptimizer:
 
     _is_released = False
 
-    # As DistributedOptimizer was given them; of Horovod's optimizers attributes too.
+    # What DistributedOptimizer was given; Horovod's optimizers have these attributes too.
     op = property(lambda self: self._options["op"])
     process_set = property(lambda self: self._options["process_set"])
     sparse_as_dense = property(lambda self: self._options["sparse_as_dense"])
@@ -45,12 +45,12 @@ class WrappedOptimizer:
         return step()
 
     def _plain_looks_at_scaling(self):
-        """A fused step does."""
+        """Whether the plain step() handles `grad_scale` and `found_inf`, as a fused one does."""
         name = "_step_supports_amp_scaling"
         return vars(self).get(name, getattr(self._plain, name, False))
 
     def _step_of_divided(self, step):
-        """A step() that knows nothing of scaling, behind divide_gradients()."""
+        """Calls a step() that knows nothing of scaling, after divide_gradients()."""
         found_inf, scale = vars(self).pop("found_inf"), vars(self).pop("grad_scale")
         try:
             result = step()
@@ -62,12 +62,12 @@ class WrappedOptimizer:
         return result
 
     def _forget_scaling(self):
-        """GradScaler leaves them behind a step() that has raised, and multiplies what it finds."""
+        """Drops what GradScaler leaves after a step() that has raised: it would multiply by it."""
         for name in ("found_inf", "grad_scale"):
             vars(self).pop(name, None)
 
     def add_param_group(self, param_group):
-        """A group that can't be reduced is refused, and is not there then."""
+        """A group that can't be reduced is refused, and taken out again."""
         self._refuse_released()
         super().add_param_group(param_group)
         index = len(self.param_groups) - 1
@@ -107,8 +107,8 @@ def wrap(optimizer, base):
 
 
 def _within(step, of=None):
-    """A step() that raises calls no post-hook. The next one is another step all the same. `of`: a
-    function that gives the optimizer, where the first argument does not."""
+    """Wraps a step(). One that raises calls no post-hook; the next one is a new step all the same.
+    `of`: a function that gives the optimizer, if the first argument is not the optimizer."""
     @functools.wraps(step)
     def stepped(*args, **kwargs):
         optimizer = args[0] if of is None else of()
@@ -122,7 +122,7 @@ def _within(step, of=None):
 
 
 def released():
-    """The error of a call behind release()."""
+    """The error of a call after release()."""
     return RuntimeError("this DistributedOptimizer has ended by release(): use one that was made "
                         "after that")
 
