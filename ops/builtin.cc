@@ -42,9 +42,9 @@ bool wants_gate(const core::Topology& topology, const core::Config& config) {
   return config.freeze && config.shared_memory && !alone;
 }
 
-// On one host the area holds the allreduce's part, the exchange's, and the gate's, if there is one;
-// with several hosts the parts of the allreduce and of the exchange between them, that of their
-// GPUs, if it is asked for, and the gate's.
+// The parts of the area. On one host: the allreduce's, the exchange's, and the gate's, if there is
+// one. With several hosts: those of the allreduce and of the exchange between hosts, that of the
+// allreduce on GPUs between hosts, if it is asked for, and the gate's.
 size_t exchange_offset(int local_size) {
   return core::whole_cache_lines(SharedMemoryAllreduce::area_bytes(local_size));
 }
@@ -81,15 +81,15 @@ void add_shared_memory_ops(const Communicator& communicator, const core::Config&
   }
 }
 
-// Where some host has ranks that can't map each other's memory, the ops that need shared memory are
-// left out, and those on MPI take their place.
+// If the ranks of some host can't map each other's memory, the ops that need shared memory are left
+// out, and those on MPI take their place.
 bool spans_hosts(const Communicator& communicator) {
   const core::Topology& topology = communicator.topology();
   const bool one_rank_each = topology.host_count() == topology.size;
   return !topology.one_host() && (one_rank_each || communicator.all_share_memory());
 }
 
-// But for the messages. The area begins with that of the allreduce on host memory.
+// All but the messages. The area begins with the part of the allreduce on host memory.
 BetweenHosts between_hosts(const Communicator& communicator, const core::Config& config,
                            const std::shared_ptr<core::ScratchPool>& scratch) {
   BetweenHosts parts;
@@ -120,13 +120,13 @@ core::CollectiveOp* find_op(const std::vector<std::unique_ptr<core::CollectiveOp
   return nullptr;
 }
 
-// As long as what is fused may be.
+// The longest fused batch, in bytes.
 int64_t fusion_bytes(const core::Config& config) {
   return std::max(config.fusion_bytes_max, core::Config().fusion_bytes_max);
 }
 
-// Of the memory that NCCL knows. One rank alone has nothing from it; nor have ranks whose packed
-// tensors the host takes between hosts.
+// Bytes of memory that is registered with NCCL. It is of no use to one rank alone, nor to ranks
+// whose packed tensors the host carries between hosts.
 size_t window_bytes(const Communicator& communicator, const core::Config& config) {
   const bool wanted = config.nccl_register == "auto" && communicator.topology().size > 1 &&
                       !reduces_in_hierarchy(communicator, config);
@@ -139,8 +139,9 @@ void add_nccl_ops(const Communicator& communicator, const core::Config& config,
                   const std::shared_ptr<JobGpu>& gpu,
                   std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
   const bool beside_halves = gpu->reduces_in_halves();
-  // What the host drives may wait for what is in the device: for its tensors, to be packed, or for
-  // memory to be pinned. What stands behind it comes late then, and must not hold a place before.
+  // What the host drives may have to wait for the device: for tensors, for packing, or for memory
+  // to be pinned. So what follows it may come late, and must not hold an earlier place in the
+  // order.
   const bool may_come_late = gpu->stages() || gpu->host_drives_allreduce();
   NcclCommunicator::Parts parts;
   std::unique_ptr<LaunchTurn> turn;

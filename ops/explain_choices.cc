@@ -44,7 +44,7 @@ Situation situation_of(const Communicator& communicator, Reach reach, Collective
   return situation;
 }
 
-// An allreduce between hosts asks by way of its plan, which knows the type that travels.
+// An allreduce between hosts asks its plan, which knows the type that travels.
 Choice choice_of(const Communicator& communicator, const core::Config& config, CollectiveKind kind,
                  int64_t bytes) {
   const Reach reach = reach_of(communicator, config, kind);

@@ -9,8 +9,8 @@
 
 namespace horon::ops {
 
-// Of float32: "allreduce: cells to 8 KiB, then pieces", one line for each kind. Lengths are told to
-// a power of two. `config`: that of the job, whose ops are made from both (builtin.h).
+// For float32: "allreduce: cells to 8 KiB, then pieces", one line for each kind. Lengths are
+// rounded to a power of two. `config`: that of the job, whose ops are made from both (builtin.h).
 std::vector<std::string> explain_choices(const Communicator& communicator,
                                          const core::Config& config);
 

@@ -1,4 +1,4 @@
-// What this build and this machine have for GPUs, in words.
+// What this build and this machine offer for GPUs, in words.
 #pragma once
 
 #include <string>

@@ -5,12 +5,12 @@
 
 namespace horon::core {
 
-// From now on this thread may not begin collectives, for this reason; null: it may. Returns what
-// held before, so that scopes nest. The text lives as long as it holds.
+// Forbids this thread to begin collectives, for `reason`; null allows it again. Returns the reason
+// that held before, so that scopes nest. The text must live as long as the ban.
 const char* ban_collectives(const char* reason) noexcept;
 
-// Throws Error(InvalidArgument), which names the call and the reason, if this thread may not. To be
-// called before anything of the call is counted or sent: then the other ranks notice nothing, and
+// Throws Error(InvalidArgument), which names the call and the reason, if this thread may not begin
+// collectives. Call it before anything is counted or sent: then the other ranks notice nothing, and
 // the session goes on.
 void refuse_if_banned(std::string_view call);
 

@@ -1,9 +1,9 @@
 // Every knob of Horon, in one struct: parsed once, printed with the origin of each value.
 //
-// An unknown variable that starts with HORON_ is an error, so that no misspelt knob is ignored. A
-// value out of range is an error too. InitOptions::set wins over the environment, which wins over
-// the default. Sizes take K, M, G (powers of 1000) and KiB, MiB, GiB (powers of 1024). To add a
-// knob, add a field here and a row in config.cc.
+// A variable that starts with HORON_ and looks like a misspelt knob is an error. A value out of
+// range is an error too. InitOptions::set wins over the environment, which wins over the default.
+// Sizes take K, M, G (powers of 1000) and KiB, MiB, GiB (powers of 1024). To add a knob, add a
+// field here and a row in config.cc.
 #pragma once
 
 #include <cstdint>
@@ -59,9 +59,9 @@ struct Config {
   };
 
   // `lookup` is the environment, or a test's map. `variables` lists the names that are set in it,
-  // to find misspelt knobs: others of the kind HORON_X may be somebody else's, as those that
-  // Kubernetes makes for a service of this name. `overrides` come from InitOptions. Throws
-  // Error(Config), which names the knob, its value and its range.
+  // to find misspelt knobs. Other names HORON_X may belong to somebody else: Kubernetes makes such
+  // variables for a service named "horon". `overrides` come from InitOptions. Throws Error(Config),
+  // which names the knob, its value and its range.
   using Lookup = std::function<std::optional<std::string>(const std::string&)>;
   static Config parse(const Lookup& lookup, std::span<const std::string> variables,
                       const std::map<std::string, std::string>& overrides);
@@ -72,7 +72,7 @@ struct Config {
   // The knobs that must agree on all ranks, as "NAME=value" lines, so that an error can name the
   // difference. Knobs that each rank may set as it likes are left out.
   std::vector<std::string> agreed_values() const;
-  // Variables of this process that begin as knobs do, and are none.
+  // HORON_X variables of this process that neither are knobs nor resemble one.
   const std::vector<std::string>& unknown() const { return unknown_; }
 
  private:
@@ -83,7 +83,7 @@ struct Config {
 // Whether an environment variable of this name is set. For variables that are not Horon's, such as
 // OMP_NUM_THREADS.
 bool environment_has(const std::string& name);
-// Its value; empty if it is not set.
+// The value of that variable; empty if it is not set.
 std::string environment_value(const std::string& name);
 
 }  // namespace horon::core

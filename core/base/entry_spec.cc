@@ -88,7 +88,7 @@ std::vector<int64_t> even_splits(int64_t rows, int size) {
 bool countable(const EntrySpec& spec) {
   int64_t bytes = 0;
   for (const TensorPart& part : spec.parts) {
-    // Also where another extent is 0: products of the extents must not overflow in any order.
+    // An extent of 0 counts as 1: products of the extents must not overflow in any order.
     auto part_bytes = static_cast<int64_t>(size_of(spec.dtype));
     for (const int64_t extent : part.shape) {
       if (extent < 0) return false;

@@ -33,9 +33,9 @@ enum class ReduceOp : uint8_t { Sum, Average, Min, Max, Product, BitAnd, BitOr, 
 inline constexpr int kReduceOpCount = 9;
 enum class DeviceKind : uint8_t { Host, Cuda };
 inline constexpr int kDeviceKindCount = 2;
-// The type in which float32 travels between the ranks; the sum is made in float32. Int8: between
-// hosts only, in blocks of 64 elements with a factor of their own, in Horon's own messages and not
-// in NCCL's; elsewhere as None. The others: on every way.
+// The type in which float32 travels between the ranks; the sum is made in float32. Int8 only
+// applies to Horon's own messages between hosts, in blocks of 64 elements with one factor each;
+// within a host and over NCCL it acts as None. The 16-bit types apply to every path.
 enum class Compression : uint8_t { None, Float16, BFloat16, Int8 };
 inline constexpr int kCompressionCount = 4;
 
@@ -67,18 +67,18 @@ struct EntrySpec {
   double prescale = 1.0;   // floating types: applied to the inputs, in fp32 for 16-bit types
   double postscale = 1.0;  // floating types: applied to the result
   Compression compression = Compression::None;  // Allreduce of float32
-  // Allreduce: in pieces of which length its op does it, in bytes of what that reduces, as far as
-  // it can. The result has the same bits whatever it is. 0: the op chooses.
+  // Allreduce: the length of the pieces in which the op works, in bytes of what it reduces; the op
+  // keeps within its own limits. The result has the same bits for any length. 0: the op chooses.
   int64_t piece_bytes = 0;
-  // On a device. The streams are being captured in a graph (CUDA graphs): the collective is not
-  // made now, but each time that the graph is launched, which every member does as often.
+  // Devices only. The streams are being captured into a CUDA graph: the collective does not run
+  // now, but at each launch of the graph. Every member must launch it equally often.
   bool captured = false;
   // Reducescatter: rows that each member gets, in the order of members. Empty: equal shares, and
   // the first members get one row more if they do not divide evenly.
   std::vector<int64_t> splits;
-  // Reducescatter: all parts are divided as one tensor would be. They lie one behind the other in
-  // one stretch of memory, and `splits` counts its elements. (Of a gradient bucket, in which a
-  // member gets whole parts.)
+  // Reducescatter: the parts lie one behind the other in memory and are divided as one tensor,
+  // whose elements `splits` counts. (A gradient bucket is divided so; there each member gets whole
+  // parts.)
   bool as_one = false;
   std::vector<TensorPart> parts;
 
@@ -98,14 +98,14 @@ size_t extents_of_part(const EntrySpec& spec, bool is_root, int size);
 
 // Elements of one row of a tensor whose first dimension counts rows.
 int64_t row_elements(const std::vector<int64_t>& shape);
-// `rows` in equal shares over `size` members; the first ones get one more if it does not divide.
+// Divides `rows` evenly over `size` members; the first `rows` % `size` members get one more each.
 std::vector<int64_t> even_splits(int64_t rows, int size);
 
 // The elements of one shape. A scalar (empty shape) has one element.
 int64_t element_count(const std::vector<int64_t>& shape);
 // The elements of all parts together.
 int64_t element_count(const EntrySpec& spec);
-// The number of bytes of all parts together fits into an int64_t, and no extent is negative.
+// Whether the bytes of all parts together fit into an int64_t, and no extent is negative.
 bool countable(const EntrySpec& spec);
 
 }  // namespace core

@@ -38,7 +38,7 @@ class Error : public std::runtime_error {
 };
 
 namespace core {
-// The same text, with a code of an error that ends the job: the others promise that it goes on.
+// The same text, with a code that may end a job. All other codes promise that the job goes on.
 Error that_ends_the_job(const Error& error);
 
 [[noreturn]] void check_failed(const char* condition, const char* file, int line,

@@ -10,7 +10,7 @@ namespace horon::core {
 void watch_for_forks();
 bool in_forked_child() noexcept;
 
-// What an error says.
+// The text of the error that such a process gets.
 inline constexpr std::string_view kForkedChild =
     "this process was made by fork() after horon::init(); the session belongs to its parent. Fork "
     "before init(), or start the child with exec";

@@ -29,7 +29,7 @@ void NapCost::note_nap(int64_t now_ns) noexcept {
   dear_ = is_dear(now_ns);
   const bool has_begun = naps_ >= 0;
   ++naps_;
-  // Where naps are dear and long, asking is little beside one.
+  // Dear naps are long, so asking costs little beside one.
   const bool is_due = has_begun ? naps_ >= (dear_ ? kNapsIfDear : kNaps) : dear_ || naps_ == 0;
   if (!is_due) return;
   const Usage usage = usage_();
@@ -39,7 +39,7 @@ void NapCost::note_nap(int64_t now_ns) noexcept {
   naps_ = 0;
 }
 
-// It changes its mind only where it is sure.
+// Changes the verdict only on clear evidence.
 void NapCost::judge(const Usage& usage, int64_t now_ns) noexcept {
   const int64_t passed = now_ns - begin_ns_;
   const int64_t computed = usage.cpu_ns - begin_.cpu_ns;

@@ -1,11 +1,12 @@
-// What it costs the rest of a process that one of its threads naps and looks, again and again.
+// Measures what it costs the rest of a process that one of its threads naps and polls in turn.
 //
 // On a core that nobody else wants it costs nothing, and the shorter the naps are, the sooner that
-// thread finds what it looks for. Where the program computes on all cores, each look takes one of
-// them from it: two switches, and what the caches held. Neither the number of cores nor that of
-// threads says which it is, since a program may use one core or all of them, and others run beside
-// it. So it is measured: how often other threads of the process lose their core, and whether the
-// program computes at all. Beside threads that only wait as well, naps are to be short.
+// thread finds what it polls for. Where the program computes on all cores, each poll interrupts one
+// of its threads: two context switches and colder caches. The numbers of cores and threads do not
+// tell which case it is, since a program may use one core or all of them, and other processes run
+// beside it. So two things are measured: how often other threads of the process lose their core,
+// and whether the program computes at all. Where the other threads only wait too, naps should be
+// short.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +15,19 @@
 
 namespace horon::core {
 
-// Of the thread that naps. One thread.
+// Belongs to the thread that naps.
 class NapCost {
  public:
-  // Where naps follow each other, the kernel is asked once in so many of them: it looks at all
-  // threads of the process.
+  // In a series of naps the kernel is asked once per so many of them: it then looks at all threads
+  // of the process.
   static constexpr int kNaps = 16;
-  // Naps that are dear are made longer, so fewer of them take as long.
+  // The same for dear naps, which are made longer: fewer of them span the same time.
   static constexpr int kNapsIfDear = 4;
-  // A training step naps in its backward pass alone, for a few milliseconds, and the next step is
-  // like it. So what was seen holds on for a while, though nothing was seen since.
+  // How long a verdict holds without a new measurement. A training step naps for a few
+  // milliseconds, in its backward pass alone, and the next step is like it.
   static constexpr int64_t kHoldsNs = 250'000'000;
 
-  // Of all other threads of the process; differences alone count.
+  // Totals over all other threads of the process; only differences matter.
   struct Usage {
     int64_t cpu_ns = 0;
     // Times that one of them had to give its core up, or did so by a yield.
@@ -34,13 +35,13 @@ class NapCost {
   };
   static Usage usage_of_others() noexcept;
 
-  // `usage`: called where a series of naps begins and after every kNaps of it, or kNapsIfDear.
+  // `usage`: called when a series of naps begins, and then after every kNaps (or kNapsIfDear) naps.
   explicit NapCost(std::function<Usage()> usage = usage_of_others) : usage_(std::move(usage)) {}
 
-  // When a nap begins. `now_ns`: of a steady clock.
+  // Call it when a nap begins. `now_ns`: of a steady clock.
   void note_nap(int64_t now_ns) noexcept;
-  // The thread waits in another way from now on, or the program for it: the naps before and after
-  // are of two series.
+  // Ends the series: from now on the thread waits in another way, or the program drives in its
+  // place.
   void interrupt() noexcept { naps_ = kNoneSeen; }
   // The program computed during the last naps, and most of them took a core from it.
   bool is_dear(int64_t now_ns) const noexcept {
@@ -48,7 +49,7 @@ class NapCost {
   }
 
  private:
-  // The last nap was in another time: the program may do anything by now.
+  // After so long without a nap a series is over: the program may do something else by now.
   static constexpr int64_t kLongAgoNs = 5'000'000;
   static constexpr int kNoneSeen = -2;  // one may stay alone, so nothing is asked before the second
 

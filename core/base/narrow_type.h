@@ -15,7 +15,7 @@ constexpr bool is_16_bit(Compression compression) {
   return compression == Compression::Float16 || compression == Compression::BFloat16;
 }
 
-// Where is_16_bit().
+// `compression`: one for which is_16_bit() holds.
 constexpr DataType narrow_type(Compression compression) {
   return compression == Compression::Float16 ? DataType::Float16 : DataType::BFloat16;
 }

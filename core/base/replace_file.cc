@@ -30,9 +30,9 @@ void bring_to_disk(const std::string& path) {
   require_done(synced);
 }
 
-// The rename in it, so that what the caller does next, such as to remove an older file, does not
-// get there first. The file is there already, and some file systems can't do this: no failure
-// counts.
+// Brings the rename in the folder to the disk, so that what the caller does next, such as removing
+// an older file, does not get there first. The file itself is there already, and some file systems
+// can't do this, so failures are ignored.
 void bring_folder_to_disk(const std::filesystem::path& folder) noexcept {
   const char* const path = folder.empty() ? "." : folder.c_str();
   const int file = ::open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -41,7 +41,7 @@ void bring_folder_to_disk(const std::filesystem::path& folder) noexcept {
   ::close(file);
 }
 
-// Where the file is or will be: a link is followed, also one to what is not there yet.
+// Where the file is or will be: follows links, also one whose target is not there yet.
 std::string followed(const std::string& path) {
   namespace fs = std::filesystem;
   constexpr int kLinksMax = 40;  // as many as Linux follows
@@ -69,8 +69,8 @@ bool is_no_file(const std::string& path) {
 
 }  // namespace
 
-// Threads may replace the same file, and processes of other hosts and containers may have this
-// one's number. Not by mkstemp(), whose files only their owner may read.
+// Random names: threads may replace the same file, and processes of other hosts and containers may
+// have this process's number. Not by mkstemp(), whose files only their owner may read.
 std::string make_file_beside(const std::string& path) {
   std::random_device random;
   for (;;) {

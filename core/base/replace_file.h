@@ -18,8 +18,8 @@ void replace_file(const std::string& path,
                   const std::function<void(const std::string& temporary)>& write);
 void replace_file(const std::string& path, std::string_view content);
 
-// For whoever will replace the file after long work: makes the file beside `path` and removes it
-// again. Throws as replace_file() does; a folder at `path` is found too.
+// Checks before long work that replace_file() can make its file beside `path`: makes one and
+// removes it again. Throws as replace_file() does, also if `path` is a folder.
 void require_replaceable(const std::string& path);
 
 // The name of a new, empty file beside `path`, so that it can take its place by a rename. Nobody

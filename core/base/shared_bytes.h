@@ -9,8 +9,8 @@
 
 namespace horon::core {
 
-// Copies share the bytes, and making one needs no memory. Any thread may read them; they end with
-// the last copy. Not a range by intent: who wants bytes of its own says so.
+// Copies share the bytes, and making one needs no memory. Any thread may read them; the last copy
+// frees them. Deliberately not a range: a caller that wants bytes of its own must copy them.
 class SharedBytes {
  public:
   SharedBytes() = default;  // none

@@ -39,7 +39,7 @@ std::string bytes_text(uint64_t bytes);
 // The shortest text that reads back as the same number, so that texts of two numbers differ.
 std::string real_text(double value);
 
-// As a field of a file that tabs and newlines divide: each of them becomes a space.
+// Makes the text one field of a file that tabs and newlines divide: each of these becomes a space.
 std::string one_field(std::string text);
 
 // FNV-1a, 64 bits: the same on every host, unlike std::hash.

@@ -74,7 +74,7 @@ class TraceFile {
       return true;
     }
     const int error = errno;
-    // The disk may be full, but the old footer has its place there.
+    // The disk may be full, but the old footer's place is still there.
     if (write(kFooter)) {
       [[maybe_unused]] const int cut =
           ::ftruncate(file_, end_ + static_cast<off_t>(kFooter.size()));
@@ -86,7 +86,7 @@ class TraceFile {
   const std::string& path() const { return path_; }
 
  private:
-  // From the footer on.
+  // Overwrites from the footer on.
   bool write(std::string_view text) const {
     for (size_t done = 0; done < text.size();) {
       const ssize_t count =
@@ -290,7 +290,7 @@ void TimelineSwitch::change_to(std::shared_ptr<Timeline> file) {
     if (file_ != nullptr) ++files_;
     records_ = file_ != nullptr;
   }
-  while (file.use_count() > 1) std::this_thread::yield();  // others that record their last event
+  while (file.use_count() > 1) std::this_thread::yield();  // other threads record their last event
 }
 
 }  // namespace horon::core

@@ -61,8 +61,8 @@ class TimelineSwitch final : public Timeline {
   // `profiler`: may be null.
   TimelineSwitch(int rank, int size, std::unique_ptr<LiveRanges> profiler = nullptr);
 
-  // Ends the file before, if there is one. Any thread. Throws Error(Config) if the new file can't
-  // be written; then the one before goes on.
+  // Ends the current file, if there is one. Any thread. Throws Error(Config) if the new file can't
+  // be written; then the current one goes on.
   void start(const std::string& path);
   // The file is complete when this returns. Any thread.
   void stop();

@@ -6,7 +6,7 @@
 namespace horon {
 namespace {
 
-// "0.1" of "0.1.0+2a3d02d1f0": patches leave what headers declare as it is.
+// "0.1" of "0.1.0+2a3d02d1f0": patch versions do not change what headers declare.
 std::string_view major_and_minor(std::string_view version) {
   return version.substr(0, version.find('.', version.find('.') + 1));
 }

@@ -5,11 +5,11 @@
 
 namespace horon {
 
-// Of these headers, so of what a program was compiled with. CMake reads the project's version here.
+// The version of these headers, with which a program is compiled. CMake reads it from this line.
 inline constexpr std::string_view kHeaderVersion = "0.1.0";
 
-// Of the library: "0.1.0", followed by "+" and the commit if the sources were a git checkout:
-// "0.1.0+2a3d02d1f0".
+// The version of the library: "0.1.0", followed by "+" and the commit if the sources were a git
+// checkout: "0.1.0+2a3d02d1f0".
 std::string_view version();
 
 // For init(): throws Error(Config) naming both versions if a program's headers are of another major

@@ -1,5 +1,5 @@
 // A function that waiting threads of the program call now and then. It may end the wait by an
-// exception: so Python, which handles signals by itself, answers Ctrl-C.
+// exception: this is how Python, which handles signals itself, answers Ctrl-C.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@ namespace horon::core {
 using WaitCheck = void (*)();
 inline constexpr std::chrono::milliseconds kWaitCheckInterval{100};
 
-// Of the process; null (the default): waits ask nobody. Any thread.
+// One for the whole process. Null, the default: waits call nothing. Any thread.
 void set_wait_check(WaitCheck check) noexcept;
 WaitCheck wait_check() noexcept;
 

@@ -1,6 +1,6 @@
 // What it costs a waiting thread to give its core up.
 //
-// A yield costs little while the others on the core wait too, or where it is this thread's alone.
+// A yield costs little if this thread has the core to itself, or if the others on it wait too.
 // Beside a thread that computes it costs that thread's whole time slice, some milliseconds; a
 // thread that sleeps instead runs again soon after it is woken.
 #pragma once

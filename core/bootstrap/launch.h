@@ -6,9 +6,9 @@
 
 namespace horon::core {
 
-// What is wrong where MPI knows of `world_size` processes: one, where a launcher has started
-// several, or where a batch script of Slurm's for several tasks has started it itself. Each of them
-// would train apart from the others, in silence. Empty: nothing is.
+// What is wrong with the launch of a process for which MPI knows of `world_size` processes: it is
+// one, although a launcher has started several, or a Slurm batch script for several tasks has
+// started it directly. Then each process would silently train alone. Empty: nothing is wrong.
 std::string launch_fault(int world_size);
 void warn_of_launch(int world_size);  // logs it
 
@@ -16,8 +16,8 @@ void warn_of_launch(int world_size);  // logs it
 // empty.
 std::string_view launch_remark(int world_size);
 
-// What to change where Open MPI will end this process in MPI_Init(), with a text about how Slurm
-// was built: srun has started it without PMIx. Empty: nothing. `mpi_version`:
+// What to change if srun has started this process without PMIx: Open MPI then ends it in
+// MPI_Init(), with a text that blames how Slurm was built. Empty: nothing. `mpi_version`:
 // MpiLibrary::version().
 std::string missing_pmix(std::string_view mpi_version);
 

@@ -37,7 +37,7 @@ MPI_Comm parent_of(const void* communicator) {
   return parent;
 }
 
-// Nobody knows yet which ranks those are.
+// It can't name the missing ranks, which are not known yet.
 std::string missing_ranks_text(MPI_Comm parent, double waited_s) {
   int rank = 0;
   int size = 0;
@@ -49,7 +49,7 @@ std::string missing_ranks_text(MPI_Comm parent, double waited_s) {
                 "communicator of these");
 }
 
-// When a wait is to be told of: after `first_s`, again after twice the time and so on. 0: never.
+// When to warn of a wait: after `first_s`, again after twice the time and so on. 0: never.
 class Warnings {
  public:
   explicit Warnings(double first_s) : gap_s_(first_s), next_s_(first_s) {}
@@ -66,8 +66,8 @@ class Warnings {
   double next_s_;
 };
 
-// For a call that does not block, so that this rank can say that it waits: by watch(seconds so
-// far). What that throws leaves the call behind in MPI, which has no way to end one.
+// Waits for a non-blocking call. So this rank can report that it waits, by watch(seconds so far).
+// If that throws, the call stays behind in MPI, which has no way to end one.
 template <class Watch>
 void wait_for(MPI_Request& request, const Watch& watch) {
   constexpr double kYields_s = 0.02;  // most waits are shorter, and a nap is long beside them
@@ -107,8 +107,8 @@ MPI_Comm with_returned_errors(MPI_Comm communicator) {
 
 }  // namespace
 
-// By a barrier: MPI's allgathers that do not block may connect every two ranks. Nobody knows which
-// rank is late, but that one does not say this.
+// By a barrier, since MPI's non-blocking allgathers may connect every two ranks. It is not known
+// which rank is late; but all others warn, so it is the one that does not.
 void MpiBootstrap::wait_for_others(MPI_Comm communicator) const {
   int rank = 0;
   check_mpi(MPI_Comm_rank(communicator_, &rank), "MPI_Comm_rank");
@@ -201,7 +201,7 @@ std::unique_ptr<MpiBootstrap> meet_all_ranks(MpiLibrary& library, const void* co
                                              const Config& config) {
   const MPI_Comm parent = parent_of(communicator);
   try {
-    // Where a rank has given up waiting, its call is in the way of one that comes later, which
+    // If a rank has given up waiting, its call meets that of a rank that comes later; so the latter
     // waits in its second call.
     for (int call = 0; call < 2; ++call) wait_for_all_ranks(parent, config);
   } catch (...) {

@@ -46,10 +46,10 @@ class MpiBootstrap final : public Bootstrap {
   Topology topology_;
 };
 
-// The same, where ranks of the communicator may be late or never come: while this one waits it
+// Makes one where ranks of the communicator may be late or never come. While this rank waits it
 // warns after config.stall_warn_s, again after twice the time and so on. After config.stall_abort_s
-// it throws Error(Stall), as do ranks that come later; that and an error of MPI's in the wait
-// abandon the library.
+// it throws Error(Stall), and so do ranks that come later. That, or an error of MPI's in the wait,
+// abandons the library.
 std::unique_ptr<MpiBootstrap> meet_all_ranks(MpiLibrary& library, const void* communicator,
                                              const Config& config);
 

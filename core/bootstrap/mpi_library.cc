@@ -76,7 +76,7 @@ std::string_view MpiLibrary::remark_on_launch() { return launch_remark(world_siz
 
 std::string MpiLibrary::version() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
-  int length = 0;  // of Open MPI's the zero at the end is a part
+  int length = 0;  // Open MPI counts the zero at the end
   check_mpi(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version");
   text.back() = '\0';
   const std::string version(text.data());

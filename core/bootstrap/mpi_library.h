@@ -27,15 +27,15 @@ class MpiLibrary {
   std::optional<Error> thread_fault() const;
   // Whether several threads may call MPI at the same time; else one after the other.
   bool allows_threads_at_once() const;
-  // What to add to the introduction of a job: whether no launcher has started it. While MPI runs.
+  // What the introduction of a job adds if no launcher seems to have started it. While MPI runs.
   static std::string_view remark_on_launch();
   // "Open MPI v4.1.4, ..."; works at any time.
   static std::string version();
 
-  // `action` is called when whoever owns MPI begins MPI_Finalize, while MPI still works, so that a
-  // program that finalises MPI first does not pull it away below a running session. Also called if
-  // that is ~MpiLibrary(). Call this while MPI runs; a later action takes the place of the earlier
-  // one. One thread at a time. Throws Error(OperationFailed).
+  // `action` is called when MPI_Finalize begins, whoever calls it (also ~MpiLibrary()), while MPI
+  // still works: so a program that finalises MPI first does not pull it away below a running
+  // session. Call this while MPI runs; a later action takes the place of the earlier one. One
+  // thread at a time. Throws Error(OperationFailed).
   static void at_finalize(void (*action)());
 
   // From now on no thread may wait in MPI for other ranks, since the job or a call of MPI's has

@@ -7,8 +7,8 @@
 namespace horon::core {
 namespace {
 
-// Returns what was set before. Of the library below Open MPI, from 1.3 to 5.0; in no header that is
-// installed, so it is looked for.
+// Returns what was set before. A function of the library below Open MPI, from 1.3 to 5.0. No
+// installed header declares it, so it is looked up.
 using SetYield = bool (*)(bool);
 
 SetYield set_yield() noexcept {

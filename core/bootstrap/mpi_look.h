@@ -3,10 +3,10 @@
 
 namespace horon::core {
 
-// From now on Open MPI gives the core up while it waits, unless the user has said what it does
-// (OMPI_MCA_mpi_yield_when_idle, as mpirun sets it too). For more ranks than cores: mpirun sees to
-// that where there are more ranks than slots, but srun does not, and a rank that spins keeps the
-// core from the one it waits for. Does nothing in other libraries, as MPICH.
+// From now on Open MPI yields the core while it waits, unless the user has set this
+// (OMPI_MCA_mpi_yield_when_idle, which mpirun sets too). For more ranks than cores: a rank that
+// spins keeps the core from the one that it waits for. mpirun does this where there are more ranks
+// than slots, but srun does not. Does nothing in other libraries, such as MPICH.
 void let_mpi_yield();
 
 // While one lives, no call of MPI gives the core up.
@@ -17,9 +17,9 @@ void let_mpi_yield();
 // for each message. Horon sleeps between its looks instead (core/runtime/pacer.h), as shortly as it
 // chooses.
 //
-// Concerns all threads of the process: one that waits in MPI meanwhile spins for so long. One of
-// these at a time, from the thread that has the right to call MPI. Does nothing where the library
-// has no such switch (MPICH), or is set to spin.
+// Affects all threads of the process: one that waits in MPI spins as long as this lives. Only one
+// at a time, on the thread that has the right to call MPI. Does nothing where the library has no
+// such switch (MPICH), or is set to spin.
 class MpiLook {
  public:
   MpiLook() noexcept;

@@ -7,14 +7,14 @@
 
 namespace horon::core {
 
-// Before the call. MPI sets errors of statuses only where it has one.
+// Call it before the MPI call: MPI sets the MPI_ERROR of a status only if it has an error.
 inline MPI_Status* without_errors(std::span<MPI_Status> statuses) {
   for (MPI_Status& status : statuses) status.MPI_ERROR = MPI_SUCCESS;
   return statuses.data();
 }
 
-// `code`: of the call. It may say no more than that a status has the error, or not even that, as
-// MPI_Testall() of Open MPI 5.0.10: then that one.
+// `code`: returned by the call. It may only say that some status has the error, or not even that
+// (MPI_Testall() of Open MPI 5.0.10). Then returns the first error that a status has.
 inline int error_of_requests(int code, std::span<const MPI_Status> statuses) {
   int kind = MPI_SUCCESS;
   if (code != MPI_SUCCESS) MPI_Error_class(code, &kind);

@@ -22,7 +22,7 @@ struct Topology {
   std::vector<int> leaders() const;
 };
 
-// From one number for each rank, equal for ranks of the same host and different else.
+// Made from one number for each rank, equal for ranks of the same host and different otherwise.
 Topology make_topology(int rank, std::span<const int> host_key_of);
 
 // What some ranks (`members`, ascending; topology.rank is one of them) are to each other. Ranks in

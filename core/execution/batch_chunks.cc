@@ -13,7 +13,7 @@ size_t bytes_of(int64_t elements, DataType dtype) {
   return static_cast<size_t>(elements) * size_of(dtype);
 }
 
-// The wish of the batch was for the length of chunks; in them the op chooses.
+// The batch's piece_bytes gave the length of the chunks; within a chunk the op chooses.
 Batch chunk_of(const Batch& batch) {
   Batch chunk = batch;
   chunk.piece_bytes = 0;
@@ -48,8 +48,8 @@ class FlatChunks final : public BatchChunks {
   const BatchCopies copies_;
 };
 
-// Its stretches of the blocks are packed as the blocks of the whole batch would be, first those of
-// the input and then those of the output.
+// A chunk's stretches of the blocks are packed as the blocks of the whole batch would be, first
+// those of the input and then those of the output.
 class ChunksOfBlocks final : public BatchChunks {
  public:
   ChunksOfBlocks(const ChunkPlan& plan, const Batch& batch, const EntryWork& entry,
@@ -60,8 +60,8 @@ class ChunksOfBlocks final : public BatchChunks {
     bytes_ = output_at_ + whole_cache_lines(packed_bytes(blocks_.out_counts));
   }
 
-  // Hardly more than all of the batch would take: where one block is much longer than the others,
-  // the first chunk has nearly all of these.
+  // Limited so that the chunks take hardly more memory than the whole batch: where one block is
+  // much longer than the others, the first chunk has nearly all of these.
   int64_t at_once() const override {
     const size_t whole = bytes_of(blocks_.in_total + blocks_.out_total, batch_.dtype);
     return std::min(static_cast<int64_t>((whole + bytes_ - 1) / bytes_), plan_.at_once());

@@ -16,15 +16,15 @@
 
 namespace horon::core {
 
-// `scratch`: of the chunk, at the beginning of a cache line.
+// `scratch` is the chunk's own; it begins at a cache line.
 class BatchChunks {
  public:
   virtual ~BatchChunks() = default;
 
   int64_t count() const { return plan_.chunks; }
-  // How many there is scratch for.
+  // For how many chunks at a time there is scratch.
   virtual int64_t at_once() const { return plan_.at_once(); }
-  // Scratch of each, whole cache lines.
+  // Bytes of scratch for one chunk; whole cache lines.
   virtual size_t bytes() const = 0;
 
   virtual Batch batch(int64_t chunk, std::byte* scratch) const = 0;
@@ -36,12 +36,12 @@ class BatchChunks {
   const ChunkPlan plan_;
 };
 
-// Of a collective whose result lies as its input does. `batch`: all of it; it outlives the chunks,
-// as what `copies` refers to does.
+// For a collective whose result is laid out as its input. `batch` is the whole batch. It outlives
+// the chunks, and so does what `copies` refers to.
 std::unique_ptr<BatchChunks> make_flat_chunks(const ChunkPlan& plan, const Batch& batch,
                                               const BatchCopies& copies);
-// Of an allgather or a reducescatter: a chunk has a stretch of each member's block. All outlive the
-// chunks.
+// For an allgather or a reducescatter: each chunk has a stretch of every member's block. The
+// arguments outlive the chunks.
 std::unique_ptr<BatchChunks> make_chunks_of_blocks(const ChunkPlan& plan, const Batch& batch,
                                                    const EntryWork& entry,
                                                    const BlockLayout& blocks);

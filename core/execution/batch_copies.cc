@@ -15,8 +15,8 @@ size_t BatchCopies::bytes_of_tensor(int64_t elements) const {
   return static_cast<size_t>(elements) * size_of(spec().dtype);
 }
 
-// Calls visit(entry, part, begin, count, at) for what lies in the stretch of the memory of this
-// rank. `begin`: the first element in the part; `at`: of the same one in the stretch.
+// Calls visit(entry, part, begin, count, at) for what this rank's memory has of the stretch.
+// `begin`: the first element, within the part; `at`: the same element, within the stretch.
 template <class Visit>
 void BatchCopies::for_each_part(const BatchStretch& stretch, const Visit& visit) const {
   const int64_t end = stretch.begin + stretch.count;
@@ -67,7 +67,7 @@ std::vector<CopyItem> BatchCopies::out(const std::byte* memory, const BatchStret
   std::vector<CopyItem> items;
   for_each_part(stretch, [&](const EntryWork&, const MemoryPart& part, int64_t begin, int64_t count,
                              int64_t at) {
-    // In place it is there already, and the program may read meanwhile what it sends.
+    // In place the result is there already, and the program may be reading what it sends.
     if (is_source_ && part.input == part.output) return;
     CopyItem& item = items.emplace_back();
     item.from = memory + bytes_of(at);

@@ -15,15 +15,16 @@
 
 namespace horon::core {
 
-// For the collectives whose result lies as their input does: neither those that move blocks nor
-// Barrier.
+// For the collectives whose result is laid out as their input: all but Barrier and those that move
+// blocks.
 class BatchCopies {
  public:
-  // Both outlive it, and do not change. `is_source`: this rank is the root of a broadcast.
+  // `entries` and `batch` outlive this and do not change. `is_source`: this rank is the root of a
+  // broadcast.
   BatchCopies(const std::vector<EntryWork>& entries, const Batch& batch, bool is_source)
       : entries_(entries), batch_(batch), is_source_(is_source) {}
 
-  // `memory`: of the op, where the stretch begins.
+  // `memory`: where the stretch begins in the op's memory.
   std::vector<CopyItem> in(std::byte* memory, const BatchStretch& stretch) const;
   std::vector<CopyItem> out(const std::byte* memory, const BatchStretch& stretch) const;
 
@@ -39,8 +40,8 @@ class BatchCopies {
   const bool is_source_;
 };
 
-// For those that move blocks: between the parts of a group and the packed blocks, or the packed
-// stretches of all blocks.
+// For the collectives that move blocks: copies between the parts of a group and the packed blocks,
+// or the packed stretches of all blocks.
 inline constexpr BatchStretch kAllOfBlocks = {0, std::numeric_limits<int64_t>::max()};
 std::vector<CopyItem> copies_of_blocks_in(const EntryWork& entry, const BlockLayout& blocks,
                                           DataType dtype, std::byte* to,

@@ -45,7 +45,7 @@ Batch describe_batch(const EntrySpec& spec, int contributors, std::span<const in
   batch.reduce_op = spec.reduce_op;
   batch.device = spec.device;
   batch.root = index_of(spec.root, ranks);
-  // Those of tensors of 16 bits are applied where float32 is at hand: when packing and unpacking.
+  // With 16-bit compression the scales are applied when packing and unpacking, in float32.
   if (!is_16_bit(spec.compression)) {
     batch.prescale = spec.prescale;
     batch.postscale = spec.postscale;

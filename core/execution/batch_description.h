@@ -8,8 +8,8 @@
 
 namespace horon::core {
 
-// All but sequence, memory and counts. `contributors`: members that have not joined. `ranks`: of
-// all members.
+// Fills in all but sequence, memory and counts. `contributors`: members that have not joined.
+// `ranks`: of all members.
 Batch describe_batch(const EntrySpec& spec, int contributors, std::span<const int> ranks);
 
 }  // namespace horon::core

@@ -16,7 +16,7 @@ std::vector<int64_t> sums_by_block(const std::vector<std::vector<int64_t>>& part
   return sums;
 }
 
-// Looks up the extents of any member in those that the plan has brought to this member.
+// Looks up any member's extents among those that the plan has brought to this member.
 class Extents {
  public:
   Extents(const EntrySpec& spec, std::span<const int64_t> said, std::span<const int> ranks)

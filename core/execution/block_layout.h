@@ -13,19 +13,19 @@
 
 namespace horon::core {
 
-// In elements. With several tensors (a group) the blocks for one member lie one behind the other in
-// the packed input, tensor by tensor, then those for the next member; the packed output alike, by
-// the member that they come from.
+// All numbers count elements. With several tensors (a group) the packed input holds the blocks for
+// the first member, tensor by tensor, then those for the next member, and so on. The packed output
+// is ordered likewise, by the member that the blocks come from.
 struct BlockLayout {
   // [part][member that the block is for]; Allgather: one block, for all.
   std::vector<std::vector<int64_t>> in;
   // [part][member that the block comes from]; Reducescatter: one block, reduced over all.
   std::vector<std::vector<int64_t>> out;
 
-  // Over all parts; [block].
+  // [block]; sums over all parts.
   BlockCounts in_counts;
   BlockCounts out_counts;
-  // Of all blocks.
+  // Sums over all blocks.
   int64_t in_total = 0;
   int64_t out_total = 0;
 

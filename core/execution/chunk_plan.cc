@@ -18,7 +18,7 @@ int64_t longest_chunk(DataType dtype, int64_t piece_bytes) {
   return elements / ChunkPlan::kAlignment * ChunkPlan::kAlignment;
 }
 
-// The longest stretch of each block for which all of them together have `limit` elements at most.
+// The longest stretch per block with which all blocks together have at most `limit` elements.
 int64_t longest_stretch(const BlockCounts& blocks, int64_t limit) {
   std::vector<int64_t> rising(blocks.begin(), blocks.end());
   std::sort(rising.begin(), rising.end());
@@ -60,7 +60,7 @@ ChunkPlan plan_chunks_of_blocks(DataType dtype, const BlockCounts& blocks) {
     first += plan.stretch(0, block).count;
     all += block;
   }
-  // Nothing would go on beside the first chunk, if it had nearly everything.
+  // If the first chunk had nearly everything, nothing would overlap with it.
   return 4 * first > 3 * all ? ChunkPlan{} : plan;
 }
 

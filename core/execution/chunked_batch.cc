@@ -35,7 +35,7 @@ Progress ChunkedBatch::step(bool may_start) {
       moved = true;
     }
     next = std::min(next, progress);
-    // Its share of the time of a step: the others have theirs in the next ones.
+    // One chunk uses up the time of a step; the others have their turn in the next steps.
     if (progress == Progress::Advanced || progress == Progress::Done) {
       turn_ = (turn_ + i + 1) % places_.size();
       break;
@@ -50,9 +50,9 @@ std::byte* ChunkedBatch::memory(const Place& place) const {
   return scratch_ + index * chunks_->bytes();
 }
 
-// The event is recorded even where nothing is copied: work of whoever had this scratch before may
-// still run, and so may what the memory of the results waits for (AllocateOutput). No chunk is
-// copied back before it has happened.
+// The event is recorded even where nothing is copied: work on this scratch by its last user may
+// still run, and so may work that the memory of the results must wait for (AllocateOutput). No
+// chunk is copied back before the event has happened.
 void ChunkedBatch::copy_in(Place& place, int64_t chunk) {
   place.chunk = chunk;
   const std::vector<CopyItem> items = chunks_->in(chunk, memory(place));
@@ -60,12 +60,12 @@ void ChunkedBatch::copy_in(Place& place, int64_t chunk) {
   place.copied_in = there_.record();
 }
 
-// The next chunk to start has its place, where the one before it no longer is.
+// The next chunk to start is in its place: the one before it there has been copied back.
 bool ChunkedBatch::waits_for_copy() const {
   return !has_started() && places_[next_place()].chunk == started_;
 }
 
-// In the order of the chunks. False: none could.
+// Starts chunks in their order. False: none could be started.
 bool ChunkedBatch::start_some(bool may_start) {
   bool moved = false;
   while (may_start && waits_for_copy() && places_[next_place()].copied_in->happened()) {

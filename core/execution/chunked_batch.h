@@ -3,13 +3,13 @@
 // batch is, it takes no more scratch than a few chunks.
 //
 // Each chunk is a batch of its own for the op, which finds its peers by the order of start. So no
-// later batch of that order starts before the last chunk of this one has. That is why this is a
-// part of the executor, which keeps the order and packs, and no op around another one. For users
-// it stays one collective.
+// later batch of that order starts before the last chunk of this one has started. The executor
+// keeps that order and packs, so this is a part of the executor, not an op around another op. For
+// users it stays one collective.
 //
-// The host waits for nothing: it asks whether a chunk has been copied in. Back on the tensors'
-// side two queues keep the order: a chunk is copied in behind the copy back of the one that had its
-// place in the scratch.
+// The host waits for nothing: it asks whether a chunk has been copied in. On the way back two
+// queues keep the order: a chunk is copied in only behind the copy back of the chunk that had its
+// place in the scratch before.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ namespace horon::core {
 // before done() has happened, or for ever if a call has thrown.
 class ChunkedBatch {
  public:
-  // `scratch`: scratch_bytes() of it, whole cache lines. The op and the domain outlive it; the
+  // `scratch` has scratch_bytes(), in whole cache lines. The op and the domain outlive this. The
   // tensors are ready.
   ChunkedBatch(CollectiveOp& op, std::unique_ptr<const BatchChunks> chunks, std::byte* scratch,
                MemoryDomain& domain);
@@ -43,7 +43,7 @@ class ChunkedBatch {
   std::shared_ptr<Event> done() { return back_.record(); }
 
  private:
-  // For one chunk at a time: BatchChunks::at_once() later the next one has it.
+  // Holds one chunk at a time; chunk n is followed by chunk n + BatchChunks::at_once().
   struct Place {
     int64_t chunk = 0;
     std::shared_ptr<Event> copied_in;

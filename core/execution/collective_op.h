@@ -47,14 +47,14 @@ struct Batch {
   // empty).
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  // Only for ops with writes_blocks_apart(): where what comes from each member goes, in place of
-  // `output`. The own block may be the part of the input that it is a copy of. Some ranks may have
-  // them and others not. Empty: one behind the other.
+  // Only for ops with writes_blocks_apart(): where the block from each member goes, in place of
+  // `output`. This rank's own block may be the part of the input that it copies. Some ranks may
+  // give these and others not. Empty: the blocks go one behind the other into `output`.
   std::vector<std::byte*> output_blocks;
   bool wants_output = true;  // of this rank, as MemoryPart::wants_output
   int64_t count = 0;
   bool int8_between_hosts = false;  // Compression::Int8: float32 that is one entry
-  int64_t shortest_entry = 0;       // elements, of those that are packed in it; 0: it is one entry
+  int64_t shortest_entry = 0;       // elements of the shortest packed entry; 0: it is one entry
   int64_t piece_bytes = 0;          // Allreduce: EntrySpec::piece_bytes
   bool captured = false;            // EntrySpec::captured
   BlockCounts tensor_counts;        // Adasum: elements of each tensor, in the order of the memory
@@ -83,8 +83,8 @@ class InFlight {
   virtual void watch() {}
 };
 
-// Facts that decide whether an op can run a batch; all ranks know the same facts, so all choose the
-// same op.
+// Facts that decide whether an op can run a batch. All ranks know the same facts, so they choose
+// the same op.
 struct BatchFacts {
   CollectiveKind kind = CollectiveKind::Allreduce;
   DataType dtype = DataType::Float32;
@@ -94,8 +94,8 @@ struct BatchFacts {
   bool captured = false;
 };
 
-// How the batches of the ranks find each other, and so which of them may start before an earlier
-// one that is not ready. Ops that enqueue keep the order of the log, whatever they say.
+// How the batches of the ranks find each other. This decides which batches may start before an
+// earlier one that is not ready. Ops that enqueue keep the order of the log, whatever they say.
 enum class StartOrder : uint8_t {
   Log,  // by the order of start, among all ops that say so: MPI and NCCL, by their communicator
   Op,   // by the order of start of owner_of_order() alone: cells in shared memory
@@ -109,16 +109,16 @@ class CollectiveOp {
   virtual std::string_view name() const = 0;
   // Empty if this op can run such a batch, else the reason why not. Pure; the same on every rank.
   virtual std::string refusal(const BatchFacts& facts) const = 0;
-  // Of an op that takes captured batches: why it can't take one yet on this rank, and the cure, or
+  // For an op that takes captured batches: why it can't take one yet on this rank, and the cure, or
   // empty. Any thread.
   virtual std::string refusal_of_capture_now() const { return ""; }
   // Which Batch::piece_bytes are of use in batches like this one, whose memory is not looked at.
   // Pure; the same on every rank. Any thread.
   virtual PieceSizes piece_sizes(const Batch& /*like*/) const { return {}; }
-  // Of an op that the host drives. True: the results are the same, bit for bit, if such a batch is
-  // cut into several with a part of its elements each, or of those of each block, which have one
-  // sequence. Allreduce, Broadcast, Allgather and Reducescatter only, and not with
-  // StartOrder::Any. Pure; the same on every rank. Any thread.
+  // For an op that the host drives. True: such a batch may be cut into several of one sequence,
+  // each with a part of the elements (or of those of each block), and the results have the same
+  // bits. Only Allreduce, Broadcast, Allgather and Reducescatter, and not with StartOrder::Any.
+  // Pure; the same on every rank. Any thread.
   virtual bool same_in_parts(const Batch& /*like*/) const { return false; }
   // True: it takes batches with Batch::output_blocks, as well as others.
   virtual bool writes_blocks_apart() const { return false; }
@@ -131,14 +131,15 @@ class CollectiveOp {
   // of it is there. On every rank such batches are started in the same order, and none waits for
   // the device in between.
   virtual bool enqueues() const { return false; }
-  // Of an op that enqueues. True: it is started when the tensors of this rank are ready, as one
-  // that the host drives; else its queue waits for them, and what comes behind it there waits too.
+  // For an op that enqueues. True: it is started only when this rank's tensors are ready, as an op
+  // that the host drives. False: its queue waits for them, and so does all that comes behind it
+  // there.
   virtual bool wants_ready_tensors() const { return false; }
-  // Of an op that enqueues: how much scratch of its own it may have; 0: none. It is for batches
+  // For an op that enqueues: how much scratch of its own it may have; 0: none. Used for batches
   // that all ranks pack, so that either all ranks give the op this memory, or none.
   virtual size_t shared_scratch_max() const { return 0; }
-  // Called when a batch that needs `bytes` of it may start. Null: there is none for this batch; the
-  // same answer on all ranks.
+  // Called when a batch that needs `bytes` of that scratch may start. Null: there is none for this
+  // batch. All ranks get the same answer.
   virtual SharedScratch* shared_scratch(size_t /*bytes*/) { return nullptr; }
   virtual StartOrder start_order() const { return StartOrder::Log; }
   // With StartOrder::Op: the op whose starts are counted. An op that hands its batches to another

@@ -20,8 +20,8 @@ struct MemoryPart {
   const std::byte* input = nullptr;
   std::byte* output = nullptr;  // moves_blocks(): null, see EntryWork::allocate_output
   int64_t count = 0;            // elements
-  // False: nobody reads the output afterwards, which is other memory than the input; an op that
-  // knows how saves itself the work of writing it. For Allreduce.
+  // Allreduce: false if nobody reads the output, which then is other memory than the input. An op
+  // may then skip writing it.
   bool wants_output = true;
 };
 
@@ -75,7 +75,7 @@ struct EnqueuedBatch {
 // Nothing uses the memory of a batch any more.
 struct FinishedBatch {
   uint64_t sequence = 0;
-  bool was_enqueued = false;  // there has been an EnqueuedBatch for it
+  bool was_enqueued = false;  // an EnqueuedBatch was given out for it
   std::vector<EntryWork> entries;
   std::optional<Error> error;  // the batch failed: nothing can be said about the outputs
 };

@@ -72,8 +72,8 @@ Executor::Pace Executor::step(std::vector<FinishedBatch>& finished,
     done->reset();
     spare_.splice(spare_.begin(), running_, done);
     slower(Pace::Busy);
-    // Its op, which may not be known yet, may not have had all of it: what a later batch starts
-    // would take that place among the peers, before the job ends.
+    // The failed batch may not have started all its work: a later batch that starts now would take
+    // its place in the order of start among the peers, before the job ends.
     if (has_failed) break;
   }
   // The batches that begin here are stepped in the next pass, which comes soon: there is room only

@@ -56,16 +56,16 @@ class Executor {
   // been enqueued on a device is appended to `enqueued`, before it finishes.
   Pace step(std::vector<FinishedBatch>& finished, std::vector<EnqueuedBatch>& enqueued);
 
-  // The job is over: gives up everything in flight. A peer, MPI or a device may still write there,
-  // so all that the batches hold is kept for ever. Then the ops begin to abort what they have
-  // enqueued. Finish the handles first. Needs no memory.
+  // The job is over: gives up everything in flight. A peer, MPI or a device may still write to its
+  // memory, so all that the batches hold is kept for ever. Then the ops begin to abort what they
+  // have enqueued. Finish the handles first. Needs no memory.
   void abandon() noexcept;
   // After abandon() of all sets: waits until the ops have aborted, or `limit` has passed.
   void finish_abort(std::chrono::steady_clock::time_point limit) noexcept {
     context_.ops->finish_abort(limit);
   }
 
-  // For threads of the program, also after the end of this.
+  // For threads of the program. May outlive the executor.
   std::shared_ptr<const LentOps> lent_ops() const { return lent_ops_; }
   const ScratchPool& scratch() const { return *context_.scratch; }
 

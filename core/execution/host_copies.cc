@@ -29,7 +29,7 @@ size_t HostCopies::add(Stretch stretch) {
   return stretches_.size() - 1;
 }
 
-// The result of an input that has its shape takes the place of the input.
+// Where the result has the shape of the input, both share one copy.
 void HostCopies::plan(EntryWork& entry, const BlockLayout* blocks, bool is_source) {
   const bool broadcasts = entry.spec->kind == CollectiveKind::Broadcast;
   const size_t element = size_of(entry.spec->dtype);
@@ -70,7 +70,8 @@ bool HostCopies::place() {
   return true;
 }
 
-// The memory of the result is allocated when the batch asks for it, but the batch gets the copy.
+// When the batch asks for memory for a result, the tensor's memory is allocated, but the batch gets
+// the copy.
 void HostCopies::replace(Replaced& replaced) {
   if (replaced.results.empty()) return;
   replaced.allocate_output =

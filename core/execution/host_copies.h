@@ -1,6 +1,6 @@
-// Copies in host memory, in which a batch of the host works in place of memory on a device. They
-// serve process sets in which some ranks have a device and others have none: the spec says Host on
-// all ranks, and a rank with a device brings its tensors to the host and the results back.
+// Copies in host memory, on which a batch of the host works in place of device memory. They serve
+// process sets in which some ranks have a device and others have none: the spec says Host on all
+// ranks, and a rank with a device brings its tensors to the host and the results back.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +16,12 @@
 
 namespace horon::core {
 
-// Of one batch. The calls below come in their order. All but the last throw Error if the device has
-// failed, or the host has no memory.
+// For one batch, which makes the calls below in their order. All but the last throw Error if the
+// device has failed, or the host has no memory.
 class HostCopies {
  public:
   static bool are_needed(const std::vector<EntryWork>& entries);
-  // All of it outlives this. `blocks`: moves_blocks(), else null. `is_source`: this rank is the
+  // The arguments outlive this. `blocks`: null unless moves_blocks(). `is_source`: this rank is the
   // root of a broadcast.
   HostCopies(std::vector<EntryWork>& entries, const BlockLayout* blocks, bool is_source,
              ScratchPool& pool);
@@ -32,15 +32,16 @@ class HostCopies {
 
   // False: the pool's limit would be exceeded, which the oldest batch may do.
   bool has_room() const { return pool_.has_room(domain_, bytes_); }
-  // From then on the entries have memory of the host, and what allocates their results gives such.
-  // False: the device is being opened, or the memory is being made; ask again.
+  // Gives the entries host memory in place of their own, and allocators that give host memory for
+  // their results. False: the device is being opened, or the memory is being made; ask again.
   bool place();
-  // Once the tensors are ready: the copies have what the tensors have. False: ask again.
+  // Call it once the tensors are ready. True: the copies hold what the tensors hold. False: ask
+  // again.
   bool bring();
-  // The batch has its results. What is returned happens when the tensors have them.
+  // Call it when the batch has its results. The event happens when the tensors have them too.
   std::shared_ptr<Event> take_back();
-  // The batch has failed, or that has happened. The entries have again what they had before.
-  // `in_use`: a peer may still write to the copies.
+  // Call it when that event has happened, or the batch has failed. Gives the entries back what they
+  // had before. `in_use`: a peer may still write to the copies.
   void end(bool in_use) noexcept;
 
  private:

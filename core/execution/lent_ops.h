@@ -1,5 +1,5 @@
 // The ops of a process set, lent to threads of the program, which ask them what they can run. Only
-// the loop destroys them: that may be a call of MPI or of a device.
+// the loop destroys them, since that may call MPI or a device.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,7 @@ class LentOps {
  public:
   explicit LentOps(const OpTable& ops) : ops_(&ops) {}
 
-  // Calls ask(ops), which asks nothing here itself. False: they have ended.
+  // Calls ask(ops), which must not call this object again. False: the ops have ended.
   template <class Ask>
   bool ask(const Ask& ask) const {
     const std::lock_guard lock(mutex_);
@@ -24,8 +24,8 @@ class LentOps {
     return true;
   }
 
-  // Before they are destroyed: waits for threads that ask. False if one does not come back, since
-  // it has called exit() in a signal handler: then the ops must stay for ever.
+  // Call it before the ops are destroyed: waits for threads that are asking. False if one does not
+  // come back, because it has called exit() in a signal handler: then the ops must stay for ever.
   bool end() noexcept {
     using namespace std::chrono_literals;
     const auto limit = std::chrono::steady_clock::now() + 1s;  // an answer takes microseconds

@@ -27,14 +27,14 @@ class MemoryDomain {
   // False: the device is being opened, which may take seconds. Every batch asks again and again
   // before it asks for memory or gives work to the queue. Throws Error.
   virtual bool is_open() { return true; }
-  // False: its scratch lies elsewhere than the tensors, and the ops reach only that, so each batch
-  // is packed, even one tensor alone.
+  // False: the ops reach only the scratch, which lies elsewhere than the tensors. So every batch is
+  // packed, even one tensor alone.
   virtual bool ops_reach_tensors() const { return true; }
-  // True: its queue is for what is captured in a graph. Each event that is recorded there counts as
-  // happened for the host as soon as it is recorded. Scratch is kept as long as the domain: graphs
-  // use it whenever they are launched.
+  // True: its queue is for work that is captured in a graph. For the host, each event that is
+  // recorded there happens at once. Scratch is kept as long as the domain: graphs use it whenever
+  // they are launched.
   virtual bool is_for_captures() const { return false; }
-  // False: allocate() of as much would take long, so the memory is being made elsewhere; ask again.
+  // False: allocate(bytes) would take long, so another thread is making the memory; ask again.
   // Throws Error if there is none.
   virtual bool has_at_hand(size_t /*bytes*/) { return true; }
   // Scratch that the ops of this device can use best (shared memory, registered memory). Never null

@@ -10,9 +10,9 @@
 
 namespace horon::core {
 
-// The neutral element of the op, as often as it fits into eight bytes: 0 for Sum, Average, BitOr
-// and BitXor, 1 for Product, all bits for BitAnd (true of bool), the largest value (+inf) for Min,
-// the smallest (-inf) for Max.
+// The neutral element of the op, repeated to fill eight bytes: 0 for Sum, Average, BitOr and
+// BitXor, 1 for Product, all bits for BitAnd (true of bool), the largest value (+inf) for Min, the
+// smallest (-inf) for Max.
 uint64_t neutral_pattern(DataType dtype, ReduceOp op);
 
 // Writes the pattern over and over; the last time it may be cut.

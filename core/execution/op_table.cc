@@ -13,7 +13,7 @@ bool has_prefix(const CollectiveOp& op, const std::string& prefix) {
   return op.name().substr(0, prefix.size()) == prefix;
 }
 
-// Some such collective is its work, if not every one.
+// Whether the op runs collectives of this kind on some device with some reduction.
 bool is_for(const CollectiveOp& op, CollectiveKind kind) {
   for (size_t device = 0; device < kDeviceKindCount; ++device) {
     for (const ReduceOp reduce_op : {ReduceOp::Sum, ReduceOp::Adasum}) {

@@ -14,9 +14,10 @@ namespace horon::core {
 class OpTable {
  public:
   // `ops` in order of preference. `allreduce` is the knob of that name: "auto", or the prefix that
-  // the name of an allreduce op must have ("shm", "mpi"), on the kinds of memory that an op with
-  // this prefix is for, unless it works in copies and others reach the memory itself. Throws
-  // Error(Config) if no allreduce op has it, with `owner`, who runs the collectives: "this job".
+  // the name of an allreduce op must have ("shm", "mpi"). It restricts each kind of memory that an
+  // op with this prefix is for, unless that op works in host copies and other ops reach the memory
+  // itself. Throws Error(Config) if no allreduce op has the prefix; `owner` in its text says who
+  // runs the collectives: "this job".
   OpTable(std::vector<std::unique_ptr<CollectiveOp>> ops, const std::string& allreduce,
           const std::string& owner = "this job");
 
@@ -24,8 +25,8 @@ class OpTable {
   CollectiveOp& select(const BatchFacts& facts) const;
   // Whether select() would find one. Any thread.
   bool can_run(const BatchFacts& facts) const;
-  // What select() throws if it finds none: one sentence, and a line for each candidate that makes
-  // collectives of this kind, on whatever memory; for all if none does.
+  // The text that select() throws if it finds none: one sentence, and a line for each op that makes
+  // collectives of this kind, on whatever memory. If no op does, a line for every op.
   std::string why_none(const BatchFacts& facts) const;
   // One line per candidate: "shm_allreduce: chosen", "mpi_allreduce: fits, but an earlier one is
   // chosen", or "mpi_broadcast: no, " and its refusal.

@@ -5,9 +5,8 @@
 
 namespace horon::core {
 
-// In bytes of what it reduces. The op takes what is shorter or longer for `least` or `most`;
-// `usual` is about what it chooses itself. All 0: it takes no notice of the length that it is
-// given.
+// In bytes of what the op reduces. The op clamps a length to `least` and `most`; `usual` is about
+// what it chooses itself. All 0: the op ignores the length.
 struct PieceSizes {
   int64_t least = 0;
   int64_t most = 0;

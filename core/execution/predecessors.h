@@ -1,4 +1,4 @@
-// What the earlier batches of a set have not done yet, and a later batch may not do before them.
+// What earlier batches of a set have yet to do, and no later batch may do before them.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,8 @@ class Predecessors {
     need_scratch_.clear();
     keep_own_order_.clear();
   }
-  // Notes one earlier batch, which works in `domain` (null: in none) and may still want scratch of
-  // it. `unstarted`: its op, or null if it has started.
+  // Notes one earlier batch, which works in `domain` (null: in none) and may still want scratch
+  // there. `unstarted`: its op, or null if it has started.
   void add(const MemoryDomain* domain, bool needs_scratch, const CollectiveOp* unstarted) {
     if (domain != nullptr && is_oldest_in(*domain)) unfinished_in_.push_back(domain);
     any_ = any_ || needs_scratch || unstarted != nullptr;

@@ -1,5 +1,5 @@
-// What is the same each time the same entry runs alone: which op, on how many elements of what, and
-// which rows go to whom.
+// What stays the same each time that one entry runs alone: its op, how many elements of which type,
+// and which rows go to whom.
 //
 // A training step brings the same buckets again and again. Their layout and their op are found
 // once; after that a batch only takes its memory.
@@ -44,8 +44,8 @@ class PreparedBatches {
  private:
   // A program that makes a new spec for each call never hits: the map is cleared when it is full.
   static constexpr size_t kKept = 1024;
-  // With more blocks than that the collective takes far longer than the making of its layout, and
-  // the layout takes much memory: it is not kept.
+  // A layout of more blocks than this is not kept: it takes much memory, and the collective takes
+  // far longer than making it.
   static constexpr size_t kKeptBlocksMax = 4096;
   std::unordered_map<const EntrySpec*, PreparedBatch> by_spec_;
 };

@@ -42,7 +42,7 @@ RunningBatch::Stage RunningBatch::next_stage() const {
   return static_cast<Stage>(static_cast<uint8_t>(stage_) + 1);
 }
 
-// Done: the stage is behind it.
+// Done: the stage is over.
 Progress RunningBatch::pass(const Predecessors& earlier) {
   switch (stage_) {
     case Stage::New:
@@ -59,7 +59,7 @@ Progress RunningBatch::pass(const Predecessors& earlier) {
     case Stage::WantsScratch:  // an earlier batch gives some back
       return take_scratch(earlier);
     case Stage::Waiting:
-      // Nothing of this batch may stand in the queue in front of what an earlier op enqueues.
+      // Nothing of this batch may enter the queue before the work that an earlier op enqueues.
       if (op_->enqueues() && !earlier.may_start(*op_)) return Progress::Ringing;
       if (!tensors_ready() || !tensors_here()) return Progress::Polling;
       if (planned_chunks_ == nullptr) copy_ = pack();
@@ -250,8 +250,8 @@ void RunningBatch::place_blocks() {
   }
 }
 
-// False: the result goes to one stretch of memory, since the op writes nowhere else, or since some
-// member sends another number of elements than the caller expects, who sees it then.
+// False: the result goes to one stretch of memory, because the op can't write elsewhere, or because
+// some member sends another number of elements than the caller expects; the caller finds out then.
 bool RunningBatch::place_apart(const EntryWork& entry) {
   if (entry.output_blocks.empty() || !op_->writes_blocks_apart()) return false;
   const bool fits = std::equal(
@@ -265,7 +265,7 @@ bool RunningBatch::place_apart(const EntryWork& entry) {
 
 // Null, with the entry's error, if there is no memory for this rank's result.
 std::byte* RunningBatch::allocate_output(EntryWork& entry, size_t part, int64_t elements) const {
-  std::string why;  // a text only where there is something to say
+  std::string why;  // set only if the memory is refused
   ErrorCode code = ErrorCode::Limit;
   try {
     std::byte* const output = entry.allocate_output(part, elements, *queue_);
@@ -277,7 +277,7 @@ std::byte* RunningBatch::allocate_output(EntryWork& entry, size_t part, int64_t 
     why = error.what();
   }
   const int rank = context_.ranks[static_cast<size_t>(context_.me)];
-  // Memory that the call has given, and that does not fit, is no lack of memory.
+  // InvalidArgument: the call has given memory that does not fit, so memory is not lacking.
   const std::string lacks =
       code == ErrorCode::InvalidArgument
           ? ""
@@ -307,7 +307,7 @@ int64_t RunningBatch::count_of_all() const {
   return rows * row_elements(spec_.parts.front().shape);
 }
 
-// Facts of the log alone, whatever memory this rank has, and whether it has joined.
+// Uses only facts of the log, not this rank's memory or whether it has joined.
 bool RunningBatch::is_packed_on_all_ranks() const {
   const bool narrows = in_16_bits() && !immediate_;
   return spec_.kind == CollectiveKind::Allreduce && (work_.entries.size() > 1 || narrows);
@@ -331,8 +331,8 @@ Progress RunningBatch::take_scratch(const Predecessors& earlier) {
   return Progress::Done;
 }
 
-// False: the op can't say yet. True: it has given some, or has none. What it says depends on the
-// batches before this one, so it is asked when all work of these is in the queue.
+// False: the op can't say yet. True: it has given some, or has none. Its answer depends on the
+// earlier batches, so it is asked when all their work is in the queue.
 bool RunningBatch::take_scratch_of_op(const Predecessors& earlier) {
   if (!earlier.may_start(*op_)) return false;
   hopes_for_ops_scratch_ = false;

@@ -7,8 +7,8 @@
 //   one before, the first behind the events of the tensors. The host waits for nothing. If the op
 //   wants ready tensors, the host asks their events first.
 // - Memory with a queue, and an op that the host drives: the host asks the events, without waiting,
-//   when the op may start. What the op does not reach is packed, and if it is long, all of this
-//   goes on at the same time, in chunks.
+//   when the op may start. What the op does not reach is packed. A long batch goes in chunks, whose
+//   stages overlap (chunked_batch.h).
 #pragma once
 
 #include <cstddef>
@@ -55,12 +55,12 @@ class RunningBatch {
   // Goes on as far as it can with one bounded piece of work. Done: nothing uses its memory any
   // more. Throws what ops and domains throw, also for want of memory.
   Progress step(const Predecessors& earlier);
-  // For the batches behind it.
+  // It may still take scratch, so batches behind it must not take any before.
   bool needs_scratch() const {
     if (stage_ == Stage::New) return host_copies_ != nullptr;
     return stage_ == Stage::WantsScratch && scratch_bytes_.has_value() && !hopes_for_ops_scratch_;
   }
-  // In which it works; null before the first step.
+  // The domain in which it works; null before the first step.
   const MemoryDomain* domain() const { return domain_; }
   // An op that enqueues has started when all of it is in the queue; a batch in chunks when the last
   // one has.
@@ -70,12 +70,12 @@ class RunningBatch {
                            (stage_ < Stage::Enqueued && op_->enqueues());
     return unstarted ? op_ : nullptr;
   }
-  // All work is enqueued, and tell() has not been called yet. Never true of a batch with nothing in
-  // a queue when it is Done.
+  // All work is enqueued, and tell() has not been called yet. Always false for a batch that has
+  // nothing in a queue when it is Done.
   bool has_news() const { return done_ != nullptr && !told_; }
   EnqueuedBatch tell();
   FinishedBatch finish(std::optional<Error> error) noexcept;
-  // The op or the device may still write its memory, so that is kept for ever. Call it once the
+  // Keeps its memory for ever, since the op or the device may still write to it. Call it once the
   // batch has failed.
   void leak() noexcept;
 
@@ -88,7 +88,7 @@ class RunningBatch {
     Packed,
     Flying,
     Unpacking,
-    InChunks,  // instead of the four before
+    InChunks,  // in place of Packing to Unpacking
     Enqueued,
     Finished,
   };
@@ -147,7 +147,7 @@ class RunningBatch {
   // none.
   std::optional<size_t> scratch_bytes_, input_at_, output_at_;
   std::unique_ptr<HostCopies> host_copies_;  // null: none is needed, or all has been taken back
-  bool hopes_for_ops_scratch_ = false;       // until it may start, when the op says
+  bool hopes_for_ops_scratch_ = false;       // until it may start: then the op decides
   ScratchPool::Buffer scratch_;
   SharedScratch* ops_scratch_ = nullptr;  // scratch_ is this
   size_t ready_ = 0;  // entries whose memory is ready, or for which the queue waits

@@ -14,7 +14,7 @@ void RunningBatch::make_host_copies() {
       std::make_unique<HostCopies>(work_.entries, blocks_.get(), is_source(), *context_.scratch);
 }
 
-// As for scratch (take_scratch()).
+// The same conditions as for scratch (take_scratch()).
 bool RunningBatch::may_make_host_copies(const Predecessors& earlier) const {
   return earlier.may_take_scratch(*domain_) &&
          (earlier.is_oldest_in(*domain_) || host_copies_->has_room());
@@ -51,7 +51,7 @@ void RunningBatch::end_unpacking() {
   if (host_copies_ != nullptr) done_ = host_copies_->take_back();
 }
 
-// Where the op does not reach the tensors, and cutting changes no bits. The same on every rank,
+// Cuts where the op does not reach the tensors and cutting changes no bits. All ranks cut alike,
 // since the op finds its peers by counting its batches.
 void RunningBatch::cut_in_chunks() {
   if (direct_ || op_->enqueues() || !op_->same_in_parts(batch_)) return;
@@ -84,8 +84,8 @@ Progress RunningBatch::step_chunks(bool may_start) {
   return progress;
 }
 
-// Not before: the queue in which the next user of the scratch works does not stand behind the copy
-// back.
+// Scratch and copies are given back only now, after the event: the queue of their next user does
+// not wait for the copy back.
 void RunningBatch::end_copies() {
   if (host_copies_ != nullptr) {
     host_copies_->end(/*in_use=*/false);

@@ -16,7 +16,7 @@ bool in_use(const ScratchPool::Buffer& buffer) {
   return buffer.last_used != nullptr && !buffer.last_used->happened();
 }
 
-// Where the device has failed nobody knows what it still writes.
+// True also if the device has failed: it is not known what it still writes.
 bool may_be_in_use(const ScratchPool::Buffer& buffer) noexcept {
   try {
     return in_use(buffer);
@@ -115,7 +115,7 @@ bool ScratchPool::has_room(const MemoryDomain& domain, size_t bytes) const {
          may_hold_more(held, size_class(bytes));
 }
 
-// The end: none of them.
+// Returns the end if none will do.
 ScratchPool::FreeBuffer ScratchPool::choose_free(OfDomain& of, size_t bytes) const {
   const size_t wanted = size_class(bytes);
   // A small request leaves the large ones to those that need them, as long as there is room.
@@ -151,7 +151,7 @@ ScratchPool::Buffer ScratchPool::allocate(OfDomain& of, size_t bytes) {
   try {
     buffer.memory = of.domain->allocate(bytes);
   } catch (const Error&) {
-    // What is free here may be all that lacks there.
+    // The free buffers of this pool may be the memory that is missing.
     const size_t before = of.bytes;
     release_unused(of, of.free.size(), 0);
     if (of.bytes == before) throw;

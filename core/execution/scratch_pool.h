@@ -1,8 +1,8 @@
 // Memory that collectives need beside the tensors: fusion buffers, and what ops convert into. It is
 // kept for reuse, since fresh memory costs page faults.
 //
-// A buffer may be given back as soon as all work that uses it is enqueued: whoever takes it next
-// enqueues its own behind that.
+// A buffer may be given back as soon as all work that uses it is enqueued: its next user enqueues
+// its own work behind that.
 #pragma once
 
 #include <cstddef>
@@ -24,12 +24,12 @@ class ScratchPool {
 
   static constexpr size_t kNoLimit = ~size_t{0};
 
-  // One domain per kind of device, the first of its kind, of memory that the ops reach. Beside it
-  // there may be one of host memory into which tensors are copied for other ops
+  // The first domain of each kind of device serves its ordinary batches. Behind it there may be one
+  // of host memory into which tensors are copied for other ops
   // (MemoryDomain::ops_reach_tensors()), and one for captures (MemoryDomain::is_for_captures()).
-  // `bytes_max` for each: all that the pool holds, whether it is taken, still used by the device,
-  // or kept. Only callers that must not wait go beyond it; the last buffer that came back is kept,
-  // even if it is larger.
+  // `bytes_max` limits what the pool holds for each domain: taken, still used by the device, or
+  // kept. Only callers that must not wait exceed it; the last buffer that came back is kept, even
+  // if it is larger.
   explicit ScratchPool(std::vector<std::unique_ptr<MemoryDomain>> domains,
                        size_t bytes_max = kNoLimit);
   // Memory that is in use is kept for ever.
@@ -45,7 +45,7 @@ class ScratchPool {
   MemoryDomain& domain_of_host_copies(DeviceKind device) const;
   // Throws Error(Config) if there is none.
   MemoryDomain& domain_of_captures(DeviceKind device) const;
-  // `domain`, below: one of this pool.
+  // Below, `domain` is one of this pool's.
   // False: take() would go beyond the limit. Throws Error if the device has failed.
   bool has_room(const MemoryDomain& domain, size_t bytes) const;
   // False: take() would have to wait until memory is made; ask again. Throws Error if there is
@@ -60,7 +60,7 @@ class ScratchPool {
   // Somebody may use it as long as the process lives: it is kept for ever.
   void leak(Buffer buffer) noexcept;
 
-  // Of all devices together.
+  // Sums over all domains.
   struct Usage {
     size_t bytes = 0;
     size_t bytes_peak = 0;

@@ -8,8 +8,8 @@
 
 namespace horon::core {
 
-// The batches of the op use it one after the other, each from its begin: a batch enqueues nothing
-// before all work of the batch before it is in the queue, so the queue keeps them apart.
+// The batches of the op use it one after the other, each from its beginning: a batch enqueues
+// nothing before all work of the batch before it is in the queue, so the queue keeps them apart.
 struct SharedScratch {
   std::byte* memory = nullptr;
   size_t bytes = 0;

@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The names of a version of control groups.
+// The names of files in one version of control groups.
 struct GroupFiles {
   const char* limit;
   const char* used;
@@ -26,7 +26,7 @@ const GroupFiles kVersion1{
     "memory.limit_in_bytes", "memory.usage_in_bytes", {"total_inactive_file", "total_active_file"}};
 const GroupFiles kVersion2{"memory.max", "memory.current", {"inactive_file", "active_file"}};
 
-// Of a file that begins with a number; "max" is none.
+// Reads a file that begins with a number; "max" gives none.
 std::optional<size_t> number_in(const fs::path& path) {
   std::ifstream file(path);
   size_t number = 0;
@@ -34,7 +34,7 @@ std::optional<size_t> number_in(const fs::path& path) {
   return std::nullopt;
 }
 
-// Of a file with a key and a number in each line.
+// Adds up the numbers of these keys in a file with a key and a number in each line.
 size_t sum_in(const fs::path& path, std::initializer_list<std::string_view> keys) {
   std::ifstream file(path);
   std::string key;
@@ -66,8 +66,8 @@ void take_group(const fs::path& folder, const std::string& name, const GroupFile
   }
 }
 
-// The limit of a group holds for all below it. In a container the path may be that on the host, and
-// what is mounted is the container's group alone: then only the root is there.
+// A group's limit holds for all groups below it. In a container the path may be the host's, while
+// only the container's own group is mounted: then only the root is there.
 void take_groups(const fs::path& mounted, std::string path, const GroupFiles& files,
                  AvailableMemory& least) {
   for (;;) {

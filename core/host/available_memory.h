@@ -10,11 +10,11 @@ namespace horon::core {
 
 struct AvailableMemory {
   size_t bytes;
-  // Where so few are left: "on this host", or "of the limit of its control group /job_7 (cgroup)".
+  // What sets this limit: "on this host", or "of the limit of its control group /job_7 (cgroup)".
   std::string where;
 };
 
-// What can't be read sets no limit. The folders are those that proc(5) and cgroups(7) name; control
+// A file that can't be read sets no limit. The folders are those of proc(5) and cgroups(7); control
 // groups of version 1 and 2. Any thread.
 AvailableMemory available_memory(const std::string& proc = "/proc",
                                  const std::string& groups = "/sys/fs/cgroup");

@@ -11,7 +11,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The clock is read once in so many turns: a turn is short, a look at the clock is not.
+// The clock is read once in so many turns: a turn is short, reading the clock is not.
 constexpr int kSpinsPerLook = 32;
 constexpr std::chrono::nanoseconds kTimeoutMax = std::chrono::hours(1);
 
@@ -23,7 +23,7 @@ void Doorbell::ring() noexcept {
       return futex_wake_all(state_);
     case kDeputyOnCall:
       return call_deputy();
-    default:  // nobody sleeps, or an earlier ringer wakes whoever does
+    default:  // nobody sleeps, or an earlier ringer wakes the sleeper
       return;
   }
 }

@@ -24,7 +24,8 @@ struct WaitPolicy {
 // one address while in use.
 class alignas(64) Doorbell {
  public:
-  // Everything written before ring() is visible to whoever has seen it by take() or wait().
+  // Everything written before ring() is visible to a thread that has seen the ring in take() or
+  // wait().
   void ring() noexcept;
 
   // The holder:
@@ -39,8 +40,8 @@ class alignas(64) Doorbell {
   // For the deputy: stand_by(calls()) misses no call that comes after calls() was read.
   uint32_t calls() const noexcept { return calls_.load(std::memory_order_seq_cst); }
 
-  // The deputy, who holds nothing: sleeps until call_deputy() has been called since calls() gave
-  // `calls_seen`, or a timeout. May return early.
+  // For the deputy, while it does not hold the right: sleeps until call_deputy() has been called
+  // since calls() returned `calls_seen`, or the timeout. May return early.
   void stand_by(uint32_t calls_seen, std::chrono::nanoseconds timeout) noexcept;
   // Any thread:
   void call_deputy() noexcept;
@@ -54,8 +55,8 @@ class alignas(64) Doorbell {
   // Whether it is rung and who sleeps are one word: one exchange rings and learns whom to wake.
   // With two words, what a slow ringer does to the second one could hide the rings of others.
   enum State : uint32_t { kQuiet, kRung, kHolderSleeps, kDeputyOnCall };
-  // By the holder: what the next ring will find. False if it has been rung, and then nothing
-  // changes.
+  // Called by the holder: sets the state that the next ring will find. False if it has been rung:
+  // then nothing changes.
   bool unless_rung(State state) noexcept;
   // Spins and yields until `done` says yes, the deadline has passed or the policy ends it. True if
   // `done`.

@@ -75,7 +75,7 @@ Reached reach_peers(int local_rank, Reach reach, const std::vector<Introduction>
     MappedGroup::Peer& peer = reached.peers.emplace_back();
     peer.process_id = static_cast<int>(rank.process_id);
     std::shared_ptr<SharedSegment> home;
-    // By the number the peers are watched.
+    // Peers are watched by their process number.
     if (reach == Reach::ByName && rank.pid_namespace != me.pid_namespace) {
       throw Error(ErrorCode::OperationFailed,
                   concat("process ", rank.process_id, " is in another PID namespace"));

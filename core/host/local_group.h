@@ -31,11 +31,11 @@ class LocalGroup {
  public:
   enum class ProcessCopies : bool { Off, IfAllowed };
   // Collective over the ranks of this host; `bootstrap` is used during the call only. Every rank
-  // gives the same area_bytes: one zeroed block that all ranks of the host share. Opens and reads a
-  // segment of every peer before it says that the group is available. Throws Error(Config) if ranks
-  // gave different sizes. `copies`: whether it also tries copies between private memories, the same
-  // on all ranks; where Yama's ptrace_scope is 1, it lets other processes of this user reach this
-  // one for that (prctl(PR_SET_PTRACER)).
+  // gives the same area_bytes, the size of one zeroed block that all ranks of the host share. Opens
+  // and reads a segment of every peer before it says that the group is available. Throws
+  // Error(Config) if the sizes differ. `copies`, the same on all ranks: whether to try copies
+  // between private memories too. Where Yama's ptrace_scope is 1, that lets other processes of this
+  // user reach this one (prctl(PR_SET_PTRACER)).
   static std::unique_ptr<LocalGroup> create(const Bootstrap& bootstrap, size_t area_bytes,
                                             ProcessCopies copies = ProcessCopies::IfAllowed);
   // A group that is not available, by choice (HORON_SHARED_MEMORY=0). Not collective.
@@ -52,8 +52,8 @@ class LocalGroup {
   // How the ranks reach each other's memory; the same on all of them. Only if available.
   virtual Reach reach() const = 0;
 
-  // This rank's own doorbell always exists (private if not available); the others' only if
-  // available.
+  // This rank's own doorbell always exists (private if not available()); the others' only if
+  // available().
   virtual Doorbell& doorbell(int local_rank) = 0;
   // Does nothing if not available.
   void ring_all_others() noexcept;
@@ -65,16 +65,17 @@ class LocalGroup {
   // group. If the group is not available it is plain memory. Any thread. Throws Error(Limit) when
   // the machine has no memory.
   virtual std::shared_ptr<std::byte> allocate(size_t bytes) = 0;
-  // As allocate(), but what a reused segment holds is left there: for scratch that is written
-  // before it is read.
+  // As allocate(), but a reused segment keeps its contents: for scratch that is written before it
+  // is read.
   virtual std::shared_ptr<std::byte> allocate_scratch(size_t bytes) = 0;
-  // As allocate_scratch(), of blocks that are asked for again and again, and may be many. Null
-  // where they have as many segments as they may (SharedHeap::kReusedSegmentsMax) and none waits.
+  // As allocate_scratch(), for blocks that are asked for again and again, and may be many. Null if
+  // SharedHeap::kReusedSegmentsMax segments have been made for such blocks and none is free.
   virtual std::shared_ptr<std::byte> allocate_reused(size_t bytes) = 0;
-  // Whether [data, data + bytes) lies in one piece of allocate()d memory of this rank. Any thread.
+  // Where [data, data + bytes) lies, if it is in one piece of allocate()d memory of this rank. Any
+  // thread.
   virtual std::optional<SharedAddress> locate(const std::byte* data, size_t bytes) const = 0;
   // A peer's memory in this process; mapped on first use and kept. The peer must still hold the
-  // piece. Only whoever holds the seat. Throws Error(PeerDead), which names the rank, if its
+  // piece. Only for the holder of the seat. Throws Error(PeerDead), which names the rank, if its
   // process has ended; Error(OperationFailed) or Error(Limit) if mapping fails for another reason.
   virtual std::byte* map(int local_rank, const SharedAddress& address) = 0;
 
@@ -82,12 +83,13 @@ class LocalGroup {
   // on all of them, with the reason.
   virtual bool copies_between_processes() const = 0;
   virtual std::string no_copies_reason() const = 0;
-  // Copy from and to memory of a peer that lies at this address in its process and is_reachable().
-  // Only if copies_between_processes(). Throw as map(). Whoever holds the seat.
+  // Copy from and to memory at this address in a peer's process, which must be is_reachable()
+  // there. Only if copies_between_processes(). Throw as map(). Only for the holder of the seat.
   virtual void read(int local_rank, std::byte* to, uint64_t address, size_t bytes) = 0;
   virtual void write(int local_rank, uint64_t address, const std::byte* from, size_t bytes) = 0;
 
-  // The local ranks whose processes have ended (by pidfd). One system call; whoever holds the seat.
+  // The local ranks whose processes have ended (by pidfd). One system call. For the holder of the
+  // seat.
   virtual std::vector<int> dead_local_ranks() = 0;
   // 0 if the group is not available.
   virtual int process_id(int local_rank) const = 0;

@@ -2,8 +2,8 @@
 //
 // Doorbells and shareable memory are those of the larger group, so a rank has one doorbell for all
 // its sets, and a gradient bucket can be reduced in any of them without a copy. Only the area is
-// new: a piece of memory of the subgroup's first rank, which the others map. It goes when the last
-// of them has let go of it.
+// new: memory of the subgroup's first rank, which the others map. It is freed when the last of them
+// lets go of it.
 #pragma once
 
 #include <cstddef>
@@ -16,11 +16,11 @@
 namespace horon::core {
 
 // Collective over all ranks of `bootstrap` that share this host, or over all of its ranks. Each
-// rank names the local ranks (of `group`, ascending) of the subgroup that it is in; all ranks of a
-// subgroup name the same. A rank that is in none names no ranks, and gets null. Several subgroups
-// may be made by one call if they have no rank in common. If a rank can't make or map the area, no
-// rank of this host gets one: then the subgroups are not available(), with the reason. Throws what
-// `bootstrap` throws, nothing of its own. `bootstrap` is used during the call only.
+// rank names the local ranks (of `group`, ascending) of its own subgroup; all ranks of a subgroup
+// name the same. A rank that is in none names no ranks, and gets null. One call may make several
+// subgroups if they have no rank in common. If a rank can't make or map the area, no subgroup of
+// this host gets one: all are not available(), with the reason. Throws only what `bootstrap`
+// throws, which is used during the call only.
 std::unique_ptr<LocalGroup> make_local_subgroup(const std::shared_ptr<LocalGroup>& group,
                                                 const Bootstrap& bootstrap,
                                                 const std::vector<int>& local_ranks,

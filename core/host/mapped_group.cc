@@ -36,7 +36,7 @@ MappedGroup::MappedGroup(Parts parts) : parts_(std::move(parts)) {
   for (const Peer& peer : parts_.peers) polls_.push_back({peer.watch.descriptor(), POLLIN, 0});
 }
 
-// Those of a peer that has died: nobody else may come to remove them for long.
+// Removes the files of a peer that has died: it may take long until another process does.
 MappedGroup::~MappedGroup() {
   if (parts_.reach == Reach::ByName) (void)remove_abandoned_files();
 }
@@ -116,8 +116,8 @@ std::string MappedGroup::name_of(int local_rank) const {
 }
 
 bool MappedGroup::has_died(int local_rank) {
-  // Its names go before the kernel tells that the process has ended, and is_ending() needs a look
-  // into it.
+  // By name: the peer's files go before the kernel tells that it has ended, and is_ending() may not
+  // be allowed to look into it. So this waits a little.
   constexpr int kEndsWithinMs = 1000;
   pollfd watched = polls_.at(static_cast<size_t>(local_rank));
   if (poll(&watched, 1, parts_.reach == Reach::ByName ? kEndsWithinMs : 0) > 0) return true;

@@ -18,8 +18,8 @@ namespace horon::core {
 class ProcessWatch {
  public:
   ProcessWatch() = default;
-  // An old kernel has none: then descriptor() is -1, which poll() ignores, and deaths show as
-  // silence only.
+  // An old kernel has no such descriptor: then descriptor() is -1, which poll() ignores, and deaths
+  // show only as silence.
   explicit ProcessWatch(int process_id);
   ProcessWatch(ProcessWatch&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
   ProcessWatch& operator=(ProcessWatch&& other) noexcept {

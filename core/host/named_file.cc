@@ -28,7 +28,7 @@ namespace {
 constexpr const char* kFolder = "/dev/shm";
 constexpr std::string_view kPrefix = "horon-";
 constexpr size_t kDigits = 16;
-// A job that begins with less would most likely end for want of it. Docker gives 64 MiB.
+// A job that begins with less would most likely run out of it. Docker gives 64 MiB.
 constexpr uint64_t kBytesWanted = uint64_t{1} << 30;
 
 // Of a fixed size, because files are renamed and removed where nothing may throw.
@@ -41,7 +41,7 @@ Path path_of(uint64_t number) noexcept {
   return path;
 }
 
-// A name that somebody else gave a file of theirs is left alone.
+// Files with other names are somebody else's, and left alone.
 bool is_ours(std::string_view name) {
   const auto is_digit = [](unsigned char letter) { return std::isxdigit(letter) != 0; };
   return name.size() == kPrefix.size() + kDigits && name.starts_with(kPrefix) &&
@@ -53,7 +53,7 @@ class OwnFiles {
  public:
   void add(uint64_t number) {
     const std::lock_guard lock(mutex_);
-    if (process_ != getpid()) numbers_.clear();  // those of the parent
+    if (process_ != getpid()) numbers_.clear();  // they are the parent's
     process_ = getpid();
     numbers_.insert(number);
   }
@@ -72,14 +72,14 @@ class OwnFiles {
     return true;
   }
   void remove_all() noexcept {
-    // A child of fork() leaves its parent's. Before the lock: another thread of the parent may have
-    // held it then.
+    // A child of fork() leaves its parent's files. Checked before the lock, which another thread of
+    // the parent may have held at the fork.
     if (process_ != getpid()) return;
     const std::lock_guard lock(mutex_);
     if (numbers_.empty()) return;
     for (const uint64_t number : numbers_) unlink(path_of(number).data());
     numbers_.clear();
-    (void)remove_abandoned_files();  // a peer may have died, and nobody come after this one
+    (void)remove_abandoned_files();  // a peer may have died, and no other process may come
   }
 
  private:
@@ -94,7 +94,7 @@ OwnFiles& own_files() {
   return files;
 }
 
-// Behind all that is done at exit(), because until then peers may open them.
+// Runs after all else at exit(), because until then peers may open the files.
 [[gnu::destructor(101)]] void remove_own_files() { own_files().remove_all(); }
 
 bool has_name(int descriptor) {
@@ -106,11 +106,12 @@ bool remove_if_abandoned(int folder, const char* name) noexcept {
   const int file = openat(folder, name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (file < 0) return false;
   struct stat status {};
-  // Under the lock no other process removes it, and who makes a file keeps it only with the lock.
+  // Under the lock no other process removes the file, and a maker keeps a file only if it has the
+  // lock.
   const bool removed = fstat(file, &status) == 0 && S_ISREG(status.st_mode) &&
                        status.st_uid == geteuid() && flock(file, LOCK_EX | LOCK_NB) == 0 &&
                        has_name(file) && unlinkat(folder, name, 0) == 0;
-  // A child that another thread forks meanwhile has the file too, and would keep it locked.
+  // A child that another thread forks now would have the file open too, and would keep the lock.
   (void)flock(file, LOCK_UN);
   close(file);
   return removed;

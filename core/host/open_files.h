@@ -5,11 +5,11 @@
 
 namespace horon::core {
 
-// Raises the process's own limit (ulimit -n), which is 1024 by default, as far as the system allows
-// without further rights, but not beyond 65,536: some programs close each file that could be open.
+// Raises the process's own limit (ulimit -n, 1024 by default) as far as an ordinary process may,
+// but not beyond 65,536: some programs close every descriptor that could be open.
 void allow_more_open_files() noexcept;
 
-// "this process may have 1024 open files, and has them: ...", with the cure.
+// The text of an error: "this process may have 1024 open files, and has them: ...", with the cure.
 std::string too_many_open_files();
 
 }  // namespace horon::core

@@ -1,5 +1,5 @@
 // Copies between the private memory of two processes of a host, made by the kernel: "cross memory
-// attach", process_vm_readv(2). One copy, of memory that nobody has prepared for it.
+// attach", process_vm_readv(2). It takes one copy, and the memory needs no preparation.
 //
 // Not every system allows it (other users, containers with a filter, Yama's ptrace_scope), so ranks
 // try it at the start.
@@ -22,7 +22,8 @@ int write_process(int process_id, uint64_t address, const std::byte* from, size_
 bool is_reachable(const std::byte* data, size_t bytes) noexcept;
 
 // Where Yama asks for it (ptrace_scope 1), lets other processes of this user reach this one. A
-// process has one such leave, which can't be read: MPI may have given it too, and needs it.
+// process has a single such permission, which can't be read: MPI may have given it too, and need
+// it.
 void allow_process_copies() noexcept;
 
 // What a rank lays out for the others to try copies with.
@@ -33,13 +34,13 @@ class ProcessProbe {
   ProcessProbe& operator=(const ProcessProbe&) = delete;
 
   struct Offer {
-    uint64_t token = 0;  // random: a process of this number may be another one
+    uint64_t token = 0;  // random: another process may have this number
     uint64_t token_address = 0;
     uint64_t answers_address = 0;  // a uint64_t for each rank
   };
   Offer offer() const;
-  // Copies out of the peer's probe and into it, as `rank`; "" or what is wrong. The peer keeps its
-  // probe meanwhile.
+  // Copies out of the peer's probe and into it, as `rank`. Returns what is wrong, or "". The peer
+  // must keep its probe meanwhile.
   std::string try_copies(int process_id, const Offer& peer, int rank) const;
 
  private:

@@ -8,8 +8,8 @@
 
 namespace horon::core {
 
-// On a cache line of its own: who writes a neighbour does not slow its readers down. Zeroed memory
-// is a counter of 0.
+// On a cache line of its own, so that writes to neighbouring data do not slow its readers down.
+// Zeroed memory is a counter of 0.
 struct alignas(kCacheLineBytes) SharedCounter {
   std::atomic<uint64_t> value;
 };

@@ -19,7 +19,7 @@ constexpr size_t kBlockBytesMin = 4096;
 constexpr size_t kSlabBytes = size_t{256} << 10;
 constexpr size_t kStepsPerDoubling = 8;
 
-// Where they lack, it does not help to give back unused memory.
+// If descriptors are missing, giving back unused memory does not help.
 bool has_descriptors() {
   const int descriptor = open("/dev/null", O_RDONLY | O_CLOEXEC);
   if (descriptor >= 0) close(descriptor);
@@ -95,7 +95,7 @@ void SharedHeap::prepare(const Block& block, bool zeroed) {
       take_memory([&] { block.slab->segment.restore_pages(); });
     } catch (...) {
       const std::unique_lock lock(mutex_);
-      // The pages that it got before memory ran out.
+      // Gives back the pages that it got before memory ran out.
       if (block.slab->segment.renew_generation()) block.slab->segment.release_pages();
       block.slab->live[block.index] = false;
       unused_[block.slab->block_bytes].push_back(block);
@@ -140,8 +140,9 @@ void SharedHeap::give_back(const Block& block) noexcept {
   (void)put_away(block, is_too_much, lock);
 }
 
-// Among the unused ones; nobody has it. True if its pages are with the system again. The lock is
-// held, but not meanwhile: that takes long, and collectives locate() their memory.
+// Puts the block, which nobody has, among the unused ones. True if its pages went back to the
+// system. The lock is held, but released while that happens: it takes long, and collectives
+// locate() their memory.
 bool SharedHeap::put_away(const Block& block, bool releases,
                           std::unique_lock<std::shared_mutex>& lock) noexcept {
   Slab& slab = *block.slab;
@@ -158,8 +159,8 @@ bool SharedHeap::put_away(const Block& block, bool releases,
   return released;
 }
 
-// A step that takes memory of the system, and throws Error(Limit) if there is none: once more, if
-// unused blocks have some.
+// Runs a step that takes memory from the system and throws Error(Limit) if there is none. Tries
+// once more, if unused blocks had some.
 template <class Step>
 void SharedHeap::take_memory(const Step& step) {
   try {
@@ -170,7 +171,7 @@ void SharedHeap::take_memory(const Step& step) {
   step();
 }
 
-// The pages of all large blocks that are not used. False: there were none.
+// Gives back the pages of all unused large blocks. False: there were none.
 bool SharedHeap::release_cached() noexcept {
   bool any = false;
   std::unique_lock lock(mutex_);
@@ -181,7 +182,7 @@ bool SharedHeap::release_cached() noexcept {
   return any;
 }
 
-// One of them; the lock is held.
+// Takes one of these blocks; the lock is held.
 std::optional<SharedHeap::Block> SharedHeap::take_cached() noexcept {
   for (auto& [block_bytes, blocks] : unused_) {
     const auto found = std::find_if(blocks.begin(), blocks.end(), [](const Block& block) {

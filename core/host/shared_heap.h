@@ -1,11 +1,11 @@
 // Shareable memory of one process, given out in blocks that are reused.
 //
 // A block's size is rounded up to a size class (one eighth of a power of two, so at most 12.5 % is
-// lost from 32 KiB on); small classes share a segment, so that many small blocks don't cost many
-// descriptors. Freed blocks wait for the next taker of their class: peers keep their mapping and
-// nobody pays for page faults again. More than `cached_bytes_max` of unused large blocks are given
-// back to the system page by page, and all of them before an allocation fails for want of memory;
-// address and descriptor stay.
+// lost from 32 KiB on). Small classes share a segment, so that many small blocks don't cost many
+// descriptors. Freed blocks wait for the next request of their class: peers keep their mapping and
+// nobody pays for page faults again. Pages of unused large blocks beyond `cached_bytes_max` go back
+// to the system, and all of them before an allocation fails for want of memory; address and
+// descriptor stay.
 #pragma once
 
 #include <atomic>
@@ -28,8 +28,8 @@ struct SharedAddress;
 
 // Any thread. Blocks keep the heap alive, so they may outlive everything else.
 //
-// The child of a fork inherits the objects but not the memory (shared_segment.h). A block that it
-// lets go of changes nothing, and it gets none: allocate() throws Error(NotInitialized) there.
+// The child of a fork inherits the objects but not the memory (shared_segment.h). Releasing a block
+// there changes nothing, and allocate() throws Error(NotInitialized).
 class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
  public:
   static constexpr size_t kCachedBytesMax = size_t{1} << 30;
@@ -39,8 +39,8 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   // Aligned to 4 KiB and touched; `zeroed` false leaves what the last holder wrote. Throws
   // Error(Limit).
   std::shared_ptr<std::byte> allocate(size_t bytes, bool zeroed);
-  // The same for a short time, not zeroed. Each segment has a descriptor for good, and these blocks
-  // may be many: null if no block waits and kReusedSegmentsMax have been made for them.
+  // The same for a short time, not zeroed. Each segment keeps a descriptor for good, and these
+  // blocks may be many: null if no block is free and kReusedSegmentsMax have been made for them.
   std::shared_ptr<std::byte> allocate_reused(size_t bytes);
   static constexpr size_t kReusedSegmentsMax = 64;
   std::optional<SharedAddress> locate(const std::byte* data, size_t bytes) const;
@@ -57,7 +57,7 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
     SharedSegment segment;
     size_t block_bytes = 0;
     std::vector<bool> live;  // [block]
-    bool released = false;   // its pages are back with the system; one unused block
+    bool released = false;   // its pages went back to the system; a slab of one unused block
   };
   struct Block {
     Slab* slab = nullptr;

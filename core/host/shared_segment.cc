@@ -32,7 +32,7 @@ struct Header {
   uint64_t generation;
 };
 
-// A page, so that data() begins at one, and its pages can be given back. Not the same on all
+// One page, so that data() begins at a page and its pages can be given back. Pages differ between
 // machines: 4 KiB on x86-64, up to 64 KiB on ARM.
 size_t header_bytes() {
   static const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -48,8 +48,7 @@ size_t header_bytes() {
   throw Error(ErrorCode::Limit, concat(what, ": ", too_many_open_files()));
 }
 
-// The kernel would rather kill processes than refuse memory, so a size that can't fit is refused
-// here.
+// The kernel kills processes rather than refuse memory, so a size that can't fit is refused here.
 void require_memory(size_t bytes) {
   if (bytes <= kBytesWithoutLook) return;
   const AvailableMemory left = available_memory();
@@ -58,8 +57,8 @@ void require_memory(size_t bytes) {
                                        bytes_text(left.bytes), " are available ", left.where));
 }
 
-// Random, so that no two segments of a host have the same, whatever process made them (forked ones
-// too). None: errno says why.
+// Random, so that no two segments of a host have the same one, whatever processes made them (forked
+// ones too). nullopt: errno says why.
 std::optional<uint64_t> new_generation() noexcept {
   uint64_t random = 0;
   if (getrandom(&random, sizeof random, 0) != sizeof random) return std::nullopt;
@@ -121,9 +120,8 @@ SharedSegment SharedSegment::open(Reach reach, pid_t owner, int descriptor, uint
   return segment;
 }
 
-// Takes the pages now: with fallocate a lack of memory is an error, on the first touch it would be
-// a SIGBUS. A signal undoes the whole call, so it goes in pieces that are shorter than the interval
-// of any timer.
+// Takes the pages now: with fallocate a lack of memory is an error, at the first touch it would be
+// a SIGBUS. A signal undoes a whole call, so it goes in pieces shorter than any timer's interval.
 void SharedSegment::reserve() const {
   constexpr off_t kPieceBytes = off_t{1} << 20;
   const auto length = static_cast<off_t>(header_bytes() + bytes_);
@@ -151,9 +149,9 @@ void SharedSegment::map(int descriptor, size_t mapped_bytes) {
   madvise(at, mapped_bytes, MADV_DONTFORK);
 }
 
-// An MPI over RDMA keeps registrations of memory that it has sent from, by address. It hears of
-// pages that go by madvise(), and of mappings that go, but not of fallocate(). Peers map the
-// segment anew once its generation has changed.
+// An MPI over RDMA keeps registrations of memory that it has sent from, by address. It notices
+// pages that go by madvise(), and mappings that go, but not fallocate(). Peers map the segment anew
+// once its generation has changed.
 void SharedSegment::release_pages() noexcept {
   madvise(data(), bytes_, MADV_REMOVE);  // a failure only costs memory
 }

@@ -9,17 +9,17 @@ namespace horon::core {
 
 // How another process finds a segment.
 enum class Reach : bool {
-  // A memfd, as /proc/PID/fd/N of its creator: no name that outlives a crash, and no limit by the
-  // size of /dev/shm. The kernel lets those in that may look into the creator.
+  // A memfd, opened as /proc/PID/fd/N of its creator: no name outlives a crash, and the size of
+  // /dev/shm is no limit. The kernel admits processes that may look into the creator.
   ByProcess,
-  // A file in /dev/shm (named_file.h). Also for processes of one user that may not look into each
-  // other: those in containers of their own, each of which has another user namespace.
+  // A file in /dev/shm (named_file.h). For processes of one user that may not look into each other:
+  // those in containers of their own, each with its own user namespace.
   ByName,
 };
 
 // Owns the mapping, and in its creator the descriptor. A first page before data() holds the
-// segment's generation, by which whoever opens it sees that it is the right one and not another
-// file with the same number.
+// segment's generation, by which a process that opens it sees that it is the right segment and not
+// another file with the same number.
 //
 // The memory is shared, so the child of a fork could write into its parent's tensors. Therefore
 // the child does not get the mapping: an access there is a SIGSEGV, as with memory of MPI or CUDA,
@@ -44,10 +44,10 @@ class SharedSegment {
   int descriptor() const { return descriptor_; }  // -1 in a process that opened it
   uint64_t generation() const { return generation_; }
 
-  // Creator only. Gives the memory back to the system but keeps address and descriptor. That takes
-  // long for much memory. Behind renew_generation(), by which peers learn of it: false if there is
-  // none, then the pages stay. restore_pages() takes them anew, zeroed, and throws Error(Limit) if
-  // there is no memory.
+  // Creator only. release_pages() gives the memory back to the system but keeps address and
+  // descriptor; that takes long for much memory. Call renew_generation() before, by which peers
+  // learn of it; if it returns false (no random number), keep the pages. restore_pages() takes them
+  // anew, zeroed, and throws Error(Limit) if there is no memory.
   bool renew_generation() noexcept;
   void release_pages() noexcept;
   void restore_pages();
@@ -59,7 +59,7 @@ class SharedSegment {
   void reset() noexcept;
 
   std::byte* mapping_ = nullptr;
-  pid_t process_ = 0;  // that created or opened it
+  pid_t process_ = 0;  // the one that created or opened it
   Reach reach_ = Reach::ByProcess;
   size_t bytes_ = 0;
   int descriptor_ = -1;

@@ -45,9 +45,9 @@ std::string division_text(const EntrySpec& s, Where) {
 std::string parts_text(const EntrySpec& s, Where) { return concat(s.parts.size()); }
 std::string name_text(const EntrySpec& s, Where at) { return s.parts.at(at.part).name; }
 
-// Where the name of a part ends, if it has a remark about the call behind it; else npos. A remark
-// stands behind the entry's own name, with an index if there are several: "loss.2 (mean of 10
-// classes)". Other names are the program's, parentheses included, but for strides.
+// Where the name of a part ends, if a remark about the call follows it; else npos. A remark follows
+// the entry's own name, with an index if there are several: "loss.2 (mean of 10 classes)". Other
+// names are the program's, parentheses included; only a remark about strides follows them.
 size_t end_of_bare_name(std::string_view name, std::string_view entry) {
   if (!name.ends_with(')')) return std::string::npos;
   if (!name.starts_with(entry)) return name.rfind(kStridesRemark);
@@ -95,7 +95,7 @@ constexpr std::array<Field, 12> entry_fields = {{{"collective", kind_text},
 constexpr Field call_field = {"call", remark_text};
 constexpr std::array<Field, 3> part_fields = {
     {{"tensor name", name_text}, call_field, {"shape", part_shape_text}}};
-// Behind the shapes: splits add up to the rows, so they differ where the rows do.
+// Compared after the shapes: splits add up to the rows, so they differ where the rows do.
 constexpr Field splits_field = {"splits", splits_text};
 
 using Specs = std::span<const std::pair<int, SpecPtr>>;
@@ -156,7 +156,8 @@ std::string disagreement(const std::string& name, Specs specs) {
   });
   for (const Field& field : entry_fields) {
     if (differs(field, {name}, specs)) return text_of(field);
-    // Unlike calls may be one collective, of unlike dtypes or not: an allreduce and a barrier.
+    // Different calls may use one kind of collective, also with other dtypes: an allreduce and a
+    // barrier. So the call is named before the dtype.
     const bool tells_calls_apart = field.text == kind_text && is_one_tensor;
     if (tells_calls_apart && differs(call_field, {name}, specs)) return text_of(call_field);
   }

@@ -1,5 +1,5 @@
-// Do the ranks mean the same collective under one name? If not: one sentence that says who differs
-// in what.
+// Whether the ranks mean the same collective under one name, and if not, one sentence that says who
+// differs in what.
 #pragma once
 
 #include <span>
@@ -11,10 +11,10 @@
 
 namespace horon::core {
 
-// What a name of a program's tensor has behind it where the strides are compared too; ends in ")".
+// Begins a remark behind a tensor's name, where the strides are compared too; it ends in ")".
 inline constexpr std::string_view kStridesRemark = " (strides ";
 
-// Leaves out the first dimension where each rank may choose it (has_own_rows()).
+// Ignores the first dimension where each rank may choose it (has_own_rows()).
 bool agree(const EntrySpec& a, const EntrySpec& b);
 
 // `specs` holds (rank, what it said), ascending by rank, and at least two of them disagree. The

@@ -1,4 +1,4 @@
-// What a member throws at an impossible record: the coordinator has broken the control protocol.
+// The error of a member that gets an impossible record: the coordinator broke the control protocol.
 #pragma once
 
 #include <string>

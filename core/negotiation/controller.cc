@@ -130,8 +130,8 @@ void Controller::take_item(int from, const Item& item, uint64_t applied) {
   std::visit(Overloaded{
                  [&](const Ping& ping) {
                    outbox_.to_one(from, Pong{ping.number});
-                   // The member that asks waits for some rank, and only the coordinator may know
-                   // which: so it asks all of them.
+                   // The member that asks waits for some rank. Only the coordinator may know which,
+                   // so the coordinator asks them all.
                    if (coordinator_ != nullptr && !ended_) ask_everybody(from);
                  },
                  [](const Pong&) {},  // receive() has noted the answer

@@ -2,8 +2,8 @@
 // ticks go in; messages, batches to start and finished submissions come out. No thread, no clock,
 // no I/O, no environment.
 //
-// So thousands of controllers run in one thread under one seed and a virtual clock; the runtime is
-// a thin loop around one.
+// So a test can run thousands of controllers in one thread, under one seed and a virtual clock. The
+// runtime is a thin loop around one.
 #pragma once
 
 #include <cstddef>
@@ -29,10 +29,10 @@ class Controller {
   struct Options {
     int rank = 0;  // among the members
     int size = 1;
-    std::vector<int> ranks = {};  // what people call the members; empty: 0, 1, ...
+    std::vector<int> ranks = {};  // the members' ranks, for texts; empty: 0, 1, ...
     // By member, numbered in the order of each host's first member; empty: all are on one host.
     std::vector<int> host_of = {};
-    uint32_t set = 0;        // stands in every message
+    uint32_t set = 0;        // its number, in every message
     bool may_leave = false;  // members leave the set when they like, and their jobs go on
     int64_t fusion_bytes_max = 64 << 20;
     int64_t alone_bytes = 256 << 10;
@@ -56,24 +56,24 @@ class Controller {
   void refuse(const std::string& name, const std::string& text);
   void join(Ticket ticket);
   void shutdown();
-  // As shutdown(), but without waiting for Bye: while only Bye is missing, this member does not ask
-  // whether the others are alive. Without effect after shutdown().
+  // As shutdown(), but does not wait for Bye: while only Bye is missing, this member does not ask
+  // whether the others are alive. Does nothing after shutdown().
   void leave();
 
-  // An envelope that rank `from` sent; bytes that can't be read end the job. After Bye only a
-  // question and an Abort count: another process set of the job may still run.
+  // Takes an envelope that rank `from` sent; bytes that can't be read end the job. After Bye only a
+  // Ping and an Abort count: another process set of the job may still run.
   void receive(int from, std::span<const std::byte> bytes);
-  // One batch given out earlier is now in its device's queue as a whole: planning waits for it no
-  // longer. Call this only for a batch of a device, before it finishes.
+  // All of one batch given out earlier is now in its device's queue: planning no longer waits for
+  // it. Call this only for a batch on a device, before it finishes.
   void batch_enqueued();
   // One batch given out earlier has finished here.
   void batch_finished(bool was_enqueued = false);
-  // Asks all other members whether they are there: one that did not know of the set learns of it.
+  // Sends all other members a Ping: one that did not know of the set learns of it.
   void greet();
-  // Asks all other members for an entry of this name: Effects::found tells which name one of them
-  // has, now or when it submits it, or that it has left. In a set of two it is the other one.
+  // Asks all other members for an entry of this name. Effects::found tells when a member has one,
+  // now or later, or that it has left. In a set of two there is one other member.
   void seek(const std::string& name);
-  // So many more, or less, wait for such answers: meanwhile this member is not at rest.
+  // So many more (or fewer) wait for such answers. While any does, this member is not at rest.
   void expect_found(int change);
   // Ends the set with this error, here and on every member.
   void fail(const Error& error);
@@ -93,24 +93,24 @@ class Controller {
 
   // No submission is pending and no batch runs: no tick is needed.
   bool at_rest() const;
-  // Nothing can follow from take_effects() before the next event, and no haste is needed with
-  // tick(): it rests, or waits for messages or for batches. Behind take_effects().
+  // Until the next event take_effects() brings nothing, and tick() is not urgent: the member rests,
+  // or waits for messages or for batches. Call it after take_effects().
   bool is_idle() const { return !member_.watches_ring() && !waits_for_room_; }
-  // Something that this rank has submitted, or that runs here, has not ended; whatever the others
-  // still wait for.
+  // Something that this rank has submitted, or that runs here, has not ended. What the others still
+  // wait for does not count.
   bool has_own_work() const {
     return member_.awaits_results() || member_.batches_running() > 0 || member_.waits_for_room();
   }
   // This rank waits for messages from other members, Bye included.
   bool waits() const { return !fatal_ && !ended_ && (!at_rest() || awaits_end()); }
-  // What has ended the set, if an error has.
+  // The error that has ended the set, if one has.
   const std::optional<Error>& fatal() const { return fatal_; }
   bool is_coordinator() const { return coordinator_ != nullptr; }
   // What is missing, by the latest report that this rank has; empty if nothing is.
   const std::string& stall_text() const { return stall_text_; }
   const Coordinator* coordinator() const { return coordinator_.get(); }
   const Member& member() const { return member_; }
-  // All but what the runner of the set counts: what is in flight.
+  // All statistics but those of what is in flight, which the runner of the set counts.
   Statistics statistics() const;
 
  private:
@@ -155,20 +155,20 @@ class Controller {
   bool clock_is_set_ = false;
   Nanos last_progress_ = 0;  // a record was applied, or a submission came while none was pending
   Nanos last_warning_ = 0;
-  Nanos warning_gap_ = 0;     // until the next one of a stall that lasts: each time twice as long
-  Nanos newest_warned_ = -1;  // when that entry was opened which was warned of and is the youngest
+  Nanos warning_gap_ = 0;        // until a lasting stall is warned of again: doubles each time
+  Nanos newest_warned_ = -1;     // when the youngest entry that was warned of was opened
   bool waits_for_room_ = false;  // coordinator: the ring of the gate is full, so nothing is decided
   bool told_of_ids_ = false;
   bool told_of_places_ = false;
   uint64_t messages_sent_ = 0;
   uint64_t messages_received_ = 0;
-  uint64_t frozen_batches_told_ = 0;  // to the coordinator, who counts what runs
-  Nanos next_look_ = 0;               // coordinator: at the age of open entries
-  Nanos next_roll_call_ = 0;          // coordinator: asks everybody
+  uint64_t frozen_batches_told_ = 0;  // to the coordinator, which counts what runs
+  Nanos next_look_ = 0;               // coordinator: for open entries that are too old
+  Nanos next_roll_call_ = 0;          // coordinator: when it may ask everybody again
   uint64_t ping_number_ = 0;
   std::string stall_text_;
   std::vector<StalledEntry> told_stalled_;  // coordinator: what stall_text_ is about
-  Nanos next_report_ = 0;                   // coordinator: of the same entries, with their new age
+  Nanos next_report_ = 0;                   // coordinator: tells of the same entries' new age
 };
 
 }  // namespace horon::core

@@ -49,8 +49,8 @@ void Controller::tick_coordinator() {
                                          : ""));
 }
 
-// Empty if none is due. That of a stall which lasts comes again after twice the time, and so on;
-// one that has begun since is told as soon as the first one.
+// Empty if none is due. A lasting stall is warned of again after twice the time, and so on; a stall
+// that has begun since is warned of as soon as the first one.
 std::string Controller::due_warning() {
   const Nanos after = options_.stall_warn_after;
   if (now_ - last_warning_ < after) return "";
@@ -69,13 +69,13 @@ std::string Controller::due_warning() {
 }
 
 // Tells all members who is missing, also if nobody is any more: a wait of the program may have a
-// limit that is shorter than stall_warn_after, and says it then. Again when it has changed, and
-// when twice as much time has passed, which the text tells.
+// limit shorter than stall_warn_after, and its error then names them. Tells again when this
+// changes, and when the time in the text has doubled.
 void Controller::tell_what_is_missing() {
   const Nanos age = std::min(options_.stall_warn_after, options_.ask_after);
   std::vector<StalledEntry> stalled = coordinator_->stalled_entries(now_, age);
-  // Without a stalled entry the report says who has called join() or shutdown() and who has not: a
-  // shutdown() that gives up waiting shows it.
+  // Without a stalled entry the report says who has called join() or shutdown() and who has not. A
+  // shutdown() that gives up waiting shows that.
   std::string away = stalled.empty() ? coordinator_->away_report(now_, age) : "";
   if (stalled == told_stalled_ && (stalled.empty() ? away == stall_text_ : now_ < next_report_)) {
     return;
@@ -90,7 +90,7 @@ void Controller::tell_what_is_missing() {
   outbox_.to_all(Stall{stall_text_});
 }
 
-// Entries may have ended, or be complete: a report about those would blame the wrong tensors.
+// Entries may have ended or become complete: the old report would blame the wrong tensors.
 void Controller::renew_stall_text() {
   if (effects_.bye) stall_text_.clear();  // on every rank, with the last record
   if (stall_text_.empty()) return;

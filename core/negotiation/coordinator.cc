@@ -17,7 +17,7 @@ namespace {
   throw Error(ErrorCode::Internal, concat("member ", from, " broke the control protocol: ", what));
 }
 
-// The error of the rank itself names the tensor too.
+// The refusing rank's text begins with the tensor's name, which the caller adds itself.
 std::string without_name(const std::string& refusal, const std::string& name) {
   const std::string start = concat("tensor \"", name, "\": ");
   return refusal.starts_with(start) ? refusal.substr(start.size()) : refusal;
@@ -151,8 +151,8 @@ void Coordinator::take_drained(int from, const Drained& drained) {
   said = drained.batches;
 }
 
-// A place is never given again, and a host fills a place again only after it has read its Go. So a
-// Filled that comes late names a place that is no longer frozen.
+// A place is never given again, and a host fills it again only after it has read its Go. So a late
+// Filled names a place that is no longer frozen.
 void Coordinator::take_filled(int from, const RingItem& filled) {
   const auto place = static_cast<Place>(std::min<uint64_t>(filled.value, Gate::kPlaceMax));
   if (!freezer_.was_given(place)) broken(from, "it fills no place");
@@ -260,14 +260,14 @@ std::optional<Fail> Coordinator::verdict(const Entry& entry) const {
   return fault_of_joined(entry, joined);
 }
 
-// What can't go on without the members that have joined.
+// The error of a collective that can't run without the members that have joined.
 std::optional<Fail> Coordinator::fault_of_joined(const Entry& entry,
                                                  const std::vector<int>& joined) const {
   const auto speaker = std::find_if(entry.votes.begin(), entry.votes.end(), [](const Vote& vote) {
     return vote.kind == Vote::Kind::Ready;
   });
   const EntrySpec& spec = *speaker->spec;
-  if (spec.captured) {  // they have no graph in which their part could be
+  if (spec.captured) {  // those members have no graph that could hold their part
     return Fail{entry.name, ErrorCode::RankLeft,
                 concat("tensor \"", entry.name, "\" can't be captured in a graph: ",
                        name_members(joined), joined.size() == 1 ? " has" : " have",
@@ -290,7 +290,7 @@ std::optional<Fail> Coordinator::fault_of_joined(const Entry& entry,
                        " needs every rank. Call it before join(), or on a process set of the ranks "
                        "that go on.")};
   }
-  // One that says what it is for is the session's own, such as add_process_set().
+  // A barrier with parts, which say what it is for, is the session's own: add_process_set().
   if (spec.kind == CollectiveKind::Barrier && !spec.parts.empty()) {
     return Fail{entry.name, ErrorCode::RankLeft,
                 concat("\"", entry.name, "\" can't complete: ", name_members(joined),
@@ -356,8 +356,8 @@ void Coordinator::plan(std::vector<Item>& log, bool everything) {
     const bool idle = in_flight_ == 0;
     std::vector<ClosedEntry> entries = planner_.take_batch();
     batch.joined = entries.front().joined;
-    // The planner fuses more broadcasts than the gate, which does not wait for other entries. So a
-    // broadcast may freeze only if nothing else ran or waited.
+    // The gate fuses fewer broadcasts than the planner, since it does not wait for other entries.
+    // So a broadcast may freeze only if nothing else ran or waited.
     const bool alone = entries.size() == 1 && idle && planner_.empty();
     const bool may_freeze = alone || entries.front().spec->kind != CollectiveKind::Broadcast;
     for (ClosedEntry& entry : entries) {

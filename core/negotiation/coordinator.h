@@ -20,10 +20,10 @@
 
 namespace horon::core {
 
-// An open entry that some members have no vote in.
+// An open entry on which some members have not voted.
 struct StalledEntry {
   std::string name;
-  std::vector<int> silent;  // these members
+  std::vector<int> silent;  // members without a vote
   Nanos opened = 0;
   bool operator==(const StalledEntry&) const = default;
 };
@@ -31,7 +31,7 @@ struct StalledEntry {
 class Coordinator {
  public:
   struct Options {
-    std::vector<int> ranks = {0};  // of all members, as people know them
+    std::vector<int> ranks = {0};  // of all members, for texts
     bool may_leave = false;        // see Controller::Options
     int64_t fusion_bytes_max = 64 << 20;
     int64_t alone_bytes = 256 << 10;
@@ -47,19 +47,19 @@ class Coordinator {
 
   explicit Coordinator(const Options& options);
 
-  // One item of a member that had applied `applied` records: Ready, Refused, Join, Shutdown,
+  // Takes one item of a member that had applied `applied` records: Ready, Refused, Join, Shutdown,
   // Drained, Deviate, Filled. Throws Error(Internal) if the member breaks the protocol.
   void take(int from, const Item& item, uint64_t applied, Nanos now);
   // The gate has started so many batches on this rank, with the entries of these places.
   void frozen_started(uint64_t batches, std::span<const Place> places);
-  // As in Controller, here for every batch.
+  // As Controller::batch_enqueued(), but called for every batch.
   void batch_enqueued() { ++batches_enqueued_; }
   // A batch of this set has finished on this rank.
   void batch_finished() { --in_flight_; }
-  // Appends to the log what can be decided now. Call after all messages that are here have been
-  // taken.
+  // Appends to the log what can be decided now. Call it after take() of all messages that have
+  // come.
   std::vector<Item> decide();
-  // Records that decide() has given out.
+  // How many records decide() has given out.
   uint64_t log_size() const { return log_size_; }
   bool any_frozen() const { return freezer_.any_frozen(); }
   // Places that all hosts have filled, since the last call.
@@ -75,17 +75,17 @@ class Coordinator {
   // The open entries that stall_report() of this age names; at most kReportedMax.
   std::vector<StalledEntry> stalled_entries(Nanos now, Nanos age) const;
   bool is_open(const std::string& name) const { return by_name_.contains(name); }
-  // This process itself stood still for so long: no entry has become older meanwhile.
+  // This process itself stood still for so long: the age of entries does not count that time.
   void forgive(Nanos gap);
   // What people should know about entries that have been open for `age`; empty if there is none.
   std::string stall_report(Nanos now, Nanos age) const;
 
   // If for `age` some members have called shutdown() or join() and others have not: who has and who
   // has not. If all have called shutdown(): on which ranks collectives still run. Else empty, also
-  // where members have left a process set, as each may when it likes.
+  // if members have left a process set that they may leave at any time.
   std::string away_report(Nanos now, Nanos age) const;
 
-  // More names have been agreed than ids can be given to: further ones are sent in full each time.
+  // All ids have been given: further names are sent in full each time.
   bool ids_are_used_up() const { return ids_.used_up(); }
 
   bool at_rest() const { return entries_.empty() && in_flight_ == 0 && planner_.empty(); }
@@ -114,11 +114,11 @@ class Coordinator {
   void take_refused(int from, const Refused& refused, Nanos now);
   void take_drained(int from, const Drained& drained);
   void take_filled(int from, const RingItem& filled);
-  // Every batch of the log has ended on every member, as they have said behind their shutdown.
+  // Every batch of the log has ended on every member, as each has said after its Shutdown.
   bool all_drained() const;
   Entry& open(const std::string& name, Nanos now);
   Vote& vote_of(Entry& entry, int from);
-  // One member fewer is awaited; the entry is complete when none is.
+  // One member fewer is awaited. When none is, the entry is complete.
   void one_less(Entry& entry);
   bool away(size_t member) const { return joined_[member] || shut_[member]; }
   void set_away(size_t member, std::vector<bool>& flags, Nanos now);
@@ -152,15 +152,15 @@ class Coordinator {
   std::vector<bool> shut_;
   int away_count_ = 0;  // joined or shut down or both
   int shut_count_ = 0;
-  Nanos away_since_ = 0;  // the first of them
+  Nanos away_since_ = 0;  // since when the first of them is
   int last_joined_ = -1;  // since the last Joined record; -1: nobody
   bool ended_ = false;
   uint64_t batches_planned_ = 0;   // by the planner, or started by the gate
   uint64_t batches_enqueued_ = 0;  // on this rank, or finished
-  // Planning waits until so many batches are enqueued or finished. Counts the batches that were
-  // planned before the oldest entry came to planner_, and those that plan() has made since.
+  // Planning waits until this many batches are enqueued or finished: those that were planned before
+  // the oldest entry came to planner_, and those that plan() has made since.
   uint64_t awaited_batches_ = 0;
-  std::vector<uint64_t> drained_;  // [member]: what it has said last
+  std::vector<uint64_t> drained_;  // [member]: batches in its latest Drained
   uint64_t drained_sum_ = 0;       // of drained_
   int in_flight_ = 0;
   EntryIds ids_;

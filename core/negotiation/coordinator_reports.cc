@@ -38,8 +38,8 @@ void Coordinator::forgive(Nanos gap) {
   for (Entry& entry : entries_) entry.opened += gap;
 }
 
-// Also where all that have come were refused: one of them may have called again since, rightly, and
-// its next vote waits for the end of this entry.
+// Counts also entries on which all votes so far are refusals: one of those ranks may have called
+// again, correctly, and its next vote waits for the end of this entry.
 bool Coordinator::is_stalled(const Entry& entry, Nanos now, Nanos age) {
   return !entry.complete() && now - entry.opened >= age;
 }

@@ -16,7 +16,7 @@ namespace horon::core {
 // Virtual or real time, in nanoseconds since any fixed point.
 using Nanos = int64_t;
 
-// Names a submission between its program and the controller; chosen by the runtime.
+// Identifies a submission between the runtime, which chooses it, and the controller.
 using Ticket = uint64_t;
 
 struct StartEntry {
@@ -45,7 +45,7 @@ struct Finished {
 
 struct Outgoing {
   int to = 0;
-  SharedBytes bytes;  // of messages with the same items: the same
+  SharedBytes bytes;  // shared by messages with the same items
 };
 
 struct Effects {
@@ -59,7 +59,7 @@ struct Effects {
   // Emptied lists of batches that have started, for the next batches.
   std::vector<std::vector<StartEntry>> spare_entries;
 
-  // Keeps memory for what comes next.
+  // Keeps the memory for the next effects.
   void clear() {
     messages.clear();
     starts.clear();

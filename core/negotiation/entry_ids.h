@@ -1,10 +1,10 @@
-// The numbers that stand for (name, spec) in messages, the same table on every member.
+// The ids that stand for (name, spec) in messages; the table is the same on every member.
 //
-// The coordinator gives a number in the Plan that first agrees a name with its spec. A name that
-// changes its shape keeps a few numbers, for shapes that come again and again (a smaller last
-// batch). After that the oldest one is given to the new spec, so names that change for ever use up
-// no numbers. That is safe: a number belongs to one name, and a Plan of a name is made when every
-// member's vote under it has been taken, so no message that names the old spec is on its way.
+// The coordinator gives an id in the Plan that first agrees a name with its spec. A name that
+// changes its shape keeps a few ids, for shapes that come again and again (a smaller last batch).
+// After that the new spec gets the oldest of them, so a name that always changes uses up no ids.
+// That is safe: an id belongs to one name, and a Plan of a name is made only when every member's
+// vote under it has been taken, so no message with the old spec is on its way.
 #pragma once
 
 #include <array>
@@ -28,15 +28,15 @@ class EntryIds {
 
   // kNoId if this spec has not been agreed for this name.
   EntryId find(const std::string& name, const SpecPtr& spec);
-  // The coordinator's: gives a number to what find() does not know. kNoId if there is none left.
+  // For the coordinator: gives an id to what find() does not know. kNoId if none is left.
   EntryId give(const std::string& name, const SpecPtr& spec);
-  // A member's: notes what a Plan says. False if no coordinator can have given that.
+  // For members: notes the id of a Plan. False if no coordinator can have given it.
   bool note(EntryId id, const std::string& name, const SpecPtr& spec);
-  // Null if the number was never given.
+  // Null if the id was never given.
   const Known* get(EntryId id) const;
   // find() compares pointers before values: the next submission probably brings this pointer.
   void expect(EntryId id, const SpecPtr& spec) { known_[id - 1].spec = spec; }
-  // New names get no number any more.
+  // New names get no id any more.
   bool used_up() const { return known_.size() == kIdsMax; }
 
  private:

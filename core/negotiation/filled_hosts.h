@@ -1,5 +1,5 @@
-// Where a set spans several hosts: which of them have filled which frozen place (PROTOCOL.md,
-// section 12). Belongs to the coordinator.
+// Which hosts of a set that spans several have filled which frozen place (PROTOCOL.md, section 12).
+// Belongs to the coordinator.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ class FilledHosts {
   // `host_of`: by member, numbered in the order of each host's first member.
   explicit FilledHosts(const std::vector<int>& host_of);
 
-  // The first member of a host says that all its members have filled `place`, which is frozen.
+  // The first member of a host says that all members there have filled `place`, which is frozen.
   // False if that can't be: it is no first member, or has said so before.
   bool fill(int member, Place place);
   // True if all hosts have filled it; counting then begins anew.
@@ -22,7 +22,7 @@ class FilledHosts {
 
  private:
   struct Counter {
-    Place place = kNoPlace;  // counts for this one; at most one on the counter is frozen at a time
+    Place place = kNoPlace;  // counts for this place: of its counter, only one is frozen at a time
     size_t count = 0;
     std::vector<bool> filled;  // by host
   };

@@ -13,12 +13,12 @@ namespace {
 
 constexpr int kNeedMax = 384;
 static_assert(Gate::kCounters % 64 == 0, "a bit for each in words of 64");
-// To freeze a name takes some plans. It has paid if the name then starts this many times as often
-// as it must be planned at first, each time without a message. That does not grow with what has not
-// paid before: a program that comes back to what it did freezes it soon.
+// Freezing a name takes some plans at first. It has paid off if the name then starts this many
+// times as often, each time without a message. The bound does not grow with freezes that did not
+// pay: a program that returns to an earlier loop freezes its names soon.
 constexpr uint64_t kStartsThatPay = 4;
 
-// Every member takes part, and each can keep what it is told.
+// True if every member takes part, and each can keep the extents that it is told.
 bool can_freeze(const ClosedEntry& entry, size_t numbers_told) {
   return entry.joined.empty() && numbers_told <= kFrozenExtentsMax;
 }
@@ -111,8 +111,8 @@ void FreezePlanner::release(History& history) {
 
 // The name that was seen longest ago gives its place up to one that comes more often. Where more
 // names take turns than there are places, each would lose its place before its turn comes, and all
-// would pay for being frozen and thawed. So the oldest stays unless it has been away for twice the
-// time in which the other one has always come again.
+// would pay for freezing and thawing. So the oldest name stays, unless it has been away for twice
+// the longest gap of the wanted name.
 bool FreezePlanner::make_room(const History& wanted, std::vector<Place>& given_up) {
   History& oldest = *frozen_.front();
   const uint64_t away = events_ - oldest.seen;

@@ -19,15 +19,15 @@ namespace horon::core {
 
 class FreezePlanner {
  public:
-  // A name is frozen when it was planned `need` times in a row, at first; 0: never. `frozen_max`:
-  // names that are frozen at a time, at most Gate::kCounters.
+  // A name is first frozen when it was planned `need` times in a row; 0: never. `frozen_max`: names
+  // that are frozen at a time, at most Gate::kCounters.
   explicit FreezePlanner(int need, size_t frozen_max = Gate::kCounters);
 
-  // An entry is planned under this id. If not `may_freeze`, its count of plans in a row begins
-  // anew. `numbers_told`: of its extents, to each member (told_extents.h).
+  // An entry is planned under this id. `may_freeze` false: its count of plans in a row begins anew.
+  // `numbers_told`: how many extents each member is told (told_extents.h).
   void planned(EntryId id, const ClosedEntry& entry, size_t numbers_told, bool may_freeze);
-  // The name's count of plans in a row begins anew: an entry of it ended without a plan, or what is
-  // planned next is the first one of a spec that is given an id.
+  // The name's count of plans in a row begins anew: an entry ended without a plan, or the next plan
+  // is the first of a spec that gets an id.
   void break_row(const std::string& name);
 
   // A member says that this place can't stay frozen. False if it was never given.
@@ -35,8 +35,8 @@ class FreezePlanner {
   // The gate has started the entry of this place.
   void note_start(Place place);
   // A Join, Shutdown or Drained has come from a member that had applied `applied` records. True:
-  // drop it; the member sends it again. That is so while anything is frozen (all of it is then
-  // thawed), and if the member had not seen the last Freeze or Thaw.
+  // drop it; the member sends it again. That is so while anything is frozen (all of it then thaws),
+  // or if the member had not seen the latest Freeze or Thaw.
   bool drops_away(uint64_t applied);
 
   bool any_frozen() const { return !frozen_.empty(); }
@@ -47,9 +47,9 @@ class FreezePlanner {
   // A name was due to be frozen, but got no place.
   bool ran_out() const { return ran_out_; }
 
-  // Append to the log the records that are due. thaw() comes first. freeze() comes behind the plans
-  // of this decision, and freezes nothing while a member is away; names that lose their places are
-  // thawed just before. `position`: records of the log before this decision.
+  // Append the due records to the log. Call thaw() first. Call freeze() after the plans of this
+  // decision; it freezes nothing while a member is away, and first thaws names that lose their
+  // places. `position`: records of the log before this decision.
   void thaw(std::vector<Item>& log, uint64_t position);
   void freeze(std::vector<Item>& log, uint64_t position, bool anybody_away);
 
@@ -57,7 +57,7 @@ class FreezePlanner {
   struct History {
     EntryId id = kNoId;
     std::vector<bool> produced;  // in the latest plan, see ClosedEntry
-    // Hash of its extents. A collision does no harm: members freeze the extents of the latest plan.
+    // Hash of its extents. A collision is harmless: members freeze the extents of the latest plan.
     uint64_t rows = 0;
     int streak = 0;
     int need = 0;
@@ -77,7 +77,7 @@ class FreezePlanner {
 
   const int need_;
   const size_t frozen_max_;
-  // By name. Names without an id are not in it, so it is bounded as they are.
+  // By name. Names without an id are not in it, so it is bounded as the ids are.
   std::unordered_map<std::string, History> names_;
   std::list<History*> frozen_;        // the one that was seen longest ago comes first
   std::vector<History*> by_counter_;  // [place % Gate::kCounters]; null: free

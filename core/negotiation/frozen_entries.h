@@ -1,4 +1,4 @@
-// What is frozen, as one member has applied it, and what it has filled (PROTOCOL.md, section 12).
+// The entries that are frozen for one member, and which it has filled (PROTOCOL.md, section 12).
 #pragma once
 
 #include <cstddef>
@@ -11,11 +11,11 @@
 
 namespace horon::core {
 
-// An entry of which a member is told more extents than this is not frozen: it would have to keep
-// them.
+// An entry of which a member is told more extents than this is not frozen: the member would have to
+// keep them.
 inline constexpr size_t kFrozenExtentsMax = 4096;
 
-// What may differ from one plan of an id to the next, and does not while it is frozen.
+// What may differ from one plan of an id to the next, but not while it is frozen.
 struct PlanDetails {
   std::vector<bool> absent;    // what this member has said: see Ready
   std::vector<int64_t> said;   // its extents
@@ -42,9 +42,9 @@ class FrozenEntries {
   // `alone_bytes`: see FusionPlanner.
   explicit FrozenEntries(int64_t alone_bytes) : alone_bytes_(alone_bytes) {}
 
-  // False if no coordinator can have frozen that.
+  // False if no coordinator can have frozen that entry.
   bool add(const std::string& name, const SpecPtr& spec, PlanDetails details, Place place);
-  // What was filled and not started. `name` is that of the place. False if it is not frozen.
+  // `unstarted`: what was filled and not started. False if the place is not frozen.
   bool remove(Place place, std::string& name, std::optional<Request>& unstarted);
 
   // Null if it is not frozen.
@@ -61,9 +61,9 @@ class FrozenEntries {
   // Entries that were filled before `time` and about which the coordinator has not been told; they
   // count as told now.
   std::vector<Place> waiting_since(Nanos time);
-  // This process stood still for so long.
+  // This process stood still for so long: the ages of entries do not count that time.
   void forgive(Nanos gap);
-  // Everything that is filled; nothing is frozen afterwards.
+  // Returns all that is filled; nothing is frozen afterwards.
   std::vector<Request> clear();
 
  private:

@@ -34,7 +34,7 @@ bool FusionPlanner::Key::operator==(const Key& other) const {
   return same_collective(*spec, *other.spec) && joined == other.joined;
 }
 
-// Of what may differ between many entries. NaN is equal to NaN whatever its bits are.
+// Hashes what may differ between many entries. All NaNs are equal, whatever their bits.
 size_t FusionPlanner::KeyHash::operator()(const Key& key) const {
   size_t hash = 0;
   const auto mix = [&hash](auto value) {

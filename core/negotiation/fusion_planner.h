@@ -2,10 +2,10 @@
 // fuses alike.
 //
 // Entries are taken in the order in which they closed. A batch takes entries that are equal in
-// everything that a collective needs to be one (kind, dtype, op, device, scales, root, joined
-// members) up to bytes_max; an entry that differs is skipped and keeps its place for the next
-// batch. An entry of at least alone_bytes is never packed with others: copying it into and out of a
-// fusion buffer costs more than a start of its own. One for blocks of int8 runs alone too.
+// everything that one collective shares (kind, dtype, op, device, scales, root, joined members), up
+// to bytes_max; an entry that differs is skipped and keeps its place for the next batch. An entry
+// of at least alone_bytes is never packed with others: copying it into and out of a fusion buffer
+// costs more than a start of its own. An entry with blocks of int8 runs alone too.
 #pragma once
 
 #include <cstddef>
@@ -28,11 +28,11 @@ struct ClosedEntry {
   std::vector<int> joined;       // members without a vote that have joined
 };
 
-// Of all parts.
+// The bytes of all parts.
 int64_t byte_count(const EntrySpec& spec);
-// An entry of so many bytes may run together with others.
+// Whether an entry of so many bytes may run together with others.
 bool may_fuse(const EntrySpec& spec, int64_t bytes, int64_t alone_bytes);
-// Two entries that may fuse are equal in everything that a collective needs to be one.
+// Whether two entries that may fuse are equal in everything that one collective shares.
 bool same_collective(const EntrySpec& a, const EntrySpec& b);
 
 class FusionPlanner {
@@ -63,7 +63,7 @@ class FusionPlanner {
   struct KeyHash {
     size_t operator()(const Key& key) const;
   };
-  // Those of them that wait, in the order in which they closed.
+  // The waiting entries with one key, in the order in which they closed.
   struct Alike {
     std::list<WaitingIterator> entries;
     int64_t bytes_min;  // none has fewer
@@ -72,8 +72,8 @@ class FusionPlanner {
   const int64_t bytes_max_;
   const int64_t alone_bytes_;
   std::list<Waiting> waiting_;
-  // A batch looks at those like its first entry only, or the time for thousands of entries that are
-  // all unlike would grow with the square of their number.
+  // A batch looks only at entries like its first one. Otherwise the time for thousands of entries,
+  // all different, would grow with the square of their number.
   std::unordered_map<Key, Alike, KeyHash> alike_;
   int64_t ready_bytes_ = 0;
 };

@@ -1,5 +1,5 @@
-// Who still answers: asks silent peers and says when one has been silent for too long (PROTOCOL.md,
-// section 8).
+// Which peers still answer: says when to ask a silent peer, and when one has been silent for too
+// long (PROTOCOL.md, section 8).
 #pragma once
 
 #include <map>
@@ -22,8 +22,8 @@ class Liveness {
   bool suspect(int peer, Nanos now);
   // The peer that has been silent longest, if that is longer than dead_after.
   std::optional<int> dead(Nanos now) const;
-  // This process itself stood still for so long (it was stopped, or the machine slept): nobody else
-  // is to blame.
+  // This process itself stood still for so long (it was stopped, or the machine slept): that time
+  // counts against no peer.
   void forgive(Nanos gap);
 
   Nanos dead_after() const { return dead_after_; }

@@ -120,7 +120,7 @@ void Member::say_away() {
 }
 
 void Member::say_away_again() {
-  // A Join or Shutdown that has not left yet must come behind the votes that are said again.
+  // A Join or Shutdown that has not been sent yet must follow the votes that are said again.
   std::erase_if(news_, is_away_item);
   join_said_ = false;
   leaving_said_ = false;

@@ -1,4 +1,4 @@
-// One rank's side of a process set: says what it has, applies the log (PROTOCOL.md, section 3).
+// One rank's side of a process set: sends its votes, applies the log (PROTOCOL.md, section 3).
 #pragma once
 
 #include <cstdint>
@@ -22,46 +22,46 @@ class Member {
  public:
   struct Options {
     int index = 0;           // of this member in `ranks`
-    std::vector<int> ranks;  // of all members, as people know them
+    std::vector<int> ranks;  // of all members, for texts
     Gate* gate = nullptr;    // may be null; outlives the member
     // Other members have other gates: then the coordinator says what starts.
     bool several_hosts = false;
     bool first_of_host = false;  // passes on between the gate and the coordinator
     Nanos thaw_after = 0;        // see Controller::Options
-    // Of a batch that the gate starts; the same on all members.
+    // Limits of batches that the gate starts; the same on all members.
     int64_t fusion_bytes_max = 64 << 20;
     int64_t alone_bytes = 256 << 10;
     int batches_in_flight_max = 2;  // what small entries wait for, to run together
   };
   explicit Member(Options options);
 
-  // A name that is still unserved, and any name after join() or shutdown(), finishes with an error
-  // at once; nothing is sent.
+  // A submission under a name that is still unserved, or after join() or shutdown(), finishes with
+  // an error at once; nothing is sent.
   void submit(Request request, Effects& effects);
   // The call with this name was wrong on this rank: it must fail with this text on the others.
   void refuse(const std::string& name, const std::string& text);
   void join(Ticket ticket, Effects& effects);
   void shutdown();
 
-  // As in Controller, here for every batch in `effects.starts`.
+  // As Controller::batch_enqueued(), but called for every batch in `effects.starts`.
   void batch_enqueued() { ++batches_enqueued_; }
   // One of the batches in `effects.starts` has ended here.
   void batch_finished();
 
-  // A record of the log, in order. While anything is frozen it waits for its marker in the ring.
+  // Takes the next record of the log. While anything is frozen it waits for its marker in the ring.
   void hear(const Item& record, Effects& effects);
-  // On the first member of each host but the coordinator's: appends the next item of the
+  // For the first member of each host but the coordinator's: appends the next item of the
   // coordinator's ring to the ring of this host, once there is room.
   void copy(const RingItem& item) { copies_.push_back(item); }
   bool may_copy() const {
     return options_.gate != nullptr && options_.several_hosts && options_.first_of_host;
   }
-  // The coordinator: all hosts have filled this place.
+  // For the coordinator: all hosts have filled this place.
   void all_hosts_filled(Place place);
   // Reads the ring, as far as the log has come. True if anything was done.
   bool advance(Effects& effects);
 
-  // The time of what follows. Sends a Deviate for each filled entry that has waited for thaw_after.
+  // Sets the time. Sends a Deviate for each filled entry that has waited for thaw_after.
   void set_time(Nanos now);
   // This process stood still for so long.
   void forgive(Nanos gap) { frozen_.forgive(gap); }
@@ -78,13 +78,13 @@ class Member {
   bool has_unserved() const {
     return !unserved_.empty() || frozen_.filled() > 0 || join_ticket_.has_value();
   }
-  // The same but for calls that were refused, which have told their caller.
+  // The same without refused calls, whose callers have their error already.
   bool awaits_results() const;
   // Items of the coordinator's ring wait for room in the ring of this host, until its slowest
   // member has read on.
   bool waits_for_room() const { return !copies_.empty(); }
-  // What it waits for comes by way of the gate, without a message: a Go for what is filled here,
-  // the markers of records that have come, room for what it must append.
+  // What it waits for comes through the gate, without a message: a Go for what is filled here, the
+  // markers of records that have come, or room for what it must append.
   bool watches_ring() const { return frozen_.filled() > 0 || !log_.empty() || waits_for_room(); }
   uint64_t applied() const { return applied_; }
   bool leaving() const { return leaving_; }
@@ -103,23 +103,23 @@ class Member {
   };
   struct Unserved {
     Vote said;
-    std::vector<Vote> held;  // what the program did after a refusal; said when that is served
+    std::vector<Vote> held;  // what the program did after a refusal; said once that is served
     const Vote& last() const { return held.empty() ? said : held.back(); }
   };
 
-  // Sends the vote, or holds it back: until the Fail of an earlier refusal of this name, or until
+  // Sends the vote, or holds it back until the Fail of an earlier refusal of this name, or until
   // the Thaw of a frozen name.
   void vote(const std::string& name, Vote vote);
   void say(const std::string& name, const Vote& vote);
   void say_ready(const Request& request);
   void fill(FrozenEntries::Entry& entry, Request request);
   void deviate(FrozenEntries::Entry& entry);
-  // Sends Join and Shutdown, unless votes are held back: they go first.
+  // Sends Join and Shutdown, unless votes are held back: those go first.
   void say_away();
   // Sends Join, Shutdown and Drained again: the coordinator has dropped those that were sent before
   // the last Freeze or Thaw.
   void say_away_again();
-  // "Nothing runs here any more", once for each number of batches.
+  // Sends Drained: "nothing runs here any more", once for each number of batches.
   void say_drained();
   // While anything is frozen, a record waits for its marker in the ring.
   bool may_apply() const { return !frozen_.any() || applied_ < permitted_; }
@@ -143,8 +143,8 @@ class Member {
   void note_details(const PlannedEntry& planned, const Request& request);
   void check(const PlannedBatch& batch) const;
   void check(const PlannedEntry& planned, const std::string& name, const EntrySpec& spec) const;
-  // Takes the entry out of unserved and says what was held behind it. Nothing happens if this
-  // member said nothing under that name.
+  // Takes the entry out of unserved_ and says what was held behind it. Does nothing if this member
+  // said nothing under that name.
   void serve(const std::string& name, Effects& effects, const std::optional<Error>& error);
   // The name and the agreed spec of an entry; notes its id.
   std::pair<std::string, SpecPtr> learn(const PlannedEntry& planned);
@@ -154,7 +154,7 @@ class Member {
   const std::vector<int>& ranks_;
   const int size_;
   Nanos now_ = 0;
-  Nanos next_look_ = 0;  // looks for frozen entries that were filled long ago
+  Nanos next_look_ = 0;  // for frozen entries that were filled long ago
   bool leaving_ = false;
   bool leaving_said_ = false;
   std::optional<Ticket> join_ticket_;
@@ -169,7 +169,7 @@ class Member {
   std::vector<Item> news_;
   std::unordered_map<std::string, Unserved> unserved_;
   EntryIds ids_;
-  // Of the entries of the latest Plan that have any; a Freeze that follows the Plan keeps them.
+  // Of those entries of the latest Plan that have any. A Freeze that follows the Plan keeps them.
   std::unordered_map<EntryId, PlanDetails> details_;
   FrozenEntries frozen_;
   std::vector<Place> owed_gos_;  // places that all members have filled

@@ -85,8 +85,8 @@ void Member::take_go(const RingItem& go, Effects& effects) {
   if (!go.more) start_chain(effects);
 }
 
-// An entry that may fuse joins the first batch of the chain that has room for it, whatever lies
-// between. All members build the same batches, since all read the same ring and have the same
+// An entry that may fuse joins the first open batch of the chain that has room for it, whatever
+// lies between. All members build the same batches, since they read the same ring and have the same
 // specs.
 void Member::start_chain(Effects& effects) {
   struct Open {

@@ -40,7 +40,7 @@ void Outbox::pack(uint32_t set, uint64_t applied, std::vector<Outgoing>& message
   to_one_.clear();
 }
 
-// Records of which each member is told a part of its own.
+// For envelopes with records of which each member is told only its own part.
 std::vector<std::byte> Outbox::encode_for(size_t peer, const Envelope& envelope) const {
   Envelope told;
   told.set = envelope.set;

@@ -13,18 +13,18 @@ namespace horon::core {
 
 class Outbox {
  public:
-  // Of member `me`. `host_of`: by member, numbered in the order of each host's first member.
+  // For member `me`. `host_of`: by member, numbered in the order of each host's first member.
   Outbox(int me, const std::vector<int>& host_of);
 
-  // To every other member, in this order.
+  // Adds an item for every other member. These keep their order.
   void to_all(Item item) { to_all_.push_back(std::move(item)); }
-  // To the first member of every other host, in one order with the items for all.
+  // Adds an item for the first member of every other host, in one order with the items for all.
   void to_hosts(const RingItem& item);
-  // To one, outside of that order.
+  // Adds an item for one member, outside of that order.
   void to_one(int peer, Item item) { to_one_.emplace_back(peer, std::move(item)); }
 
-  // Takes out everything. The items of an envelope keep their order. What is the same for many
-  // members is encoded once, and their messages share it.
+  // Takes out everything. The items of an envelope keep their order. Envelopes that are the same
+  // for many members are encoded once, and their messages share the bytes.
   void pack(uint32_t set, uint64_t applied, std::vector<Outgoing>& messages);
 
  private:

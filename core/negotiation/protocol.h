@@ -26,8 +26,8 @@ using EntryId = uint32_t;
 inline constexpr EntryId kNoId = 0;
 inline constexpr EntryId kIdsMax = 65536;
 
-// The number of a frozen entry's counter in the gate. Grows with each freeze from 1, and is never
-// given twice within a set.
+// Identifies a frozen entry, and thereby its counter in the gate. Grows from 1 with each freeze;
+// never given twice within a set.
 using Place = uint32_t;
 inline constexpr Place kNoPlace = 0;
 
@@ -44,7 +44,7 @@ struct Ready {
   std::vector<int64_t> extents;  // has_own_rows(): see extents_of_part(), part by part
 };
 
-// "My program's call was wrong": the entry must fail alike everywhere.
+// "My program's call was wrong": the entry must fail in the same way everywhere.
 struct Refused {
   std::string name;
   std::string text;
@@ -53,7 +53,7 @@ struct Refused {
 struct Join {};
 struct Shutdown {};
 
-// Behind Shutdown: "all batches that the log has started have ended here, and so many they were."
+// After Shutdown: "all batches that the log has started have ended here, and there were so many."
 struct Drained {
   uint64_t batches = 0;
 };
@@ -72,8 +72,8 @@ struct PlannedEntry {
   SpecPtr spec;
   std::vector<bool> produced;    // per part: somebody has it; empty: all parts
   std::vector<int64_t> extents;  // has_own_rows(): see told_extents.h
-  // Alltoall, in the coordinator's own log: what it tells each member a part of, as `extents`. It
-  // is never sent.
+  // Alltoall, in the coordinator's own log: the whole of which each member is told its part, as
+  // `extents`. Never sent.
   std::shared_ptr<const SaidByAll> said_by_all;
 };
 
@@ -104,12 +104,12 @@ struct Joined {
 // All members have shut down, and no batch runs on any of them.
 struct Bye {};
 
-// From now on submissions of these ids are counted in the gate (gate.h) and not said.
+// From now on submissions of these ids are counted in the gate (gate.h) and not sent as Ready.
 struct Freeze {
   std::vector<EntryId> ids;
   std::vector<Place> places;  // one for each id
 };
-// From now on submissions of these are said again, and so is what the gate has not started.
+// From now on submissions of these are sent as Ready again, as is what the gate has not started.
 struct Thaw {
   std::vector<Place> places;
 };
@@ -133,7 +133,7 @@ struct Abort {
 struct Seek {
   std::string name;
 };
-// The answer, at once or when it is submitted.
+// The answer, at once or when the entry is submitted.
 struct Found {
   std::string name;
   bool gone = false;  // there is none, and none comes: the member has shut down
@@ -150,13 +150,13 @@ inline bool is_record(const Item& item) {
          std::holds_alternative<Thaw>(item);
 }
 
-// Whether a member says with it that nobody should wait for it.
+// Whether a member says with this item that nobody should wait for its votes.
 inline bool is_away_item(const Item& item) {
   return std::holds_alternative<Join>(item) || std::holds_alternative<Shutdown>(item) ||
          std::holds_alternative<Drained>(item);
 }
 
-// What travels between two ranks at once: several items of one process set.
+// One message between two ranks: several items of one process set.
 struct Envelope {
   uint32_t set = 0;
   uint64_t applied = 0;  // records that the sender had applied

@@ -1,4 +1,4 @@
-// What the program gives the controller for one entry.
+// What the runtime gives the controller for one entry.
 #pragma once
 
 #include <cstdint>

@@ -18,12 +18,12 @@ constexpr uint64_t kValueMax = kLow32 >> kRingItemShift;
 static_assert(Gate::kPlaceMax <= kValueMax, "a payload has 32 bits");
 
 // A cell holds the number of its lap (from 1) in its high half and the payload in its low half. So
-// writing an item is one atomic step, in which no member can be stopped halfway, and an item is
-// never visible before the one in front of it.
+// one atomic step writes an item: no member can be stopped halfway, and no item is visible before
+// the one in front of it.
 uint64_t lap_of(uint64_t position) { return position / kCells + 1; }
 
-// The position in the log that is next to `near` and has these low bits, which are all that a cell
-// holds. Not counted from the marker before: while nothing is frozen the log has none, and may grow
+// The position in the log nearest to `near` with these low bits, which are all that a cell holds.
+// The marker before is no reference: while nothing is frozen the log has no markers, and may grow
 // by any number of records.
 uint64_t position_of(uint64_t low_bits, uint64_t near) {
   constexpr uint64_t reach = (kValueMax + 1) / 2;
@@ -87,7 +87,7 @@ void RingGate::append(const RingItem& item) {
     const uint64_t lap = lap_of(end);
     std::atomic<uint64_t>& cell = shared_->cells.at(end % kCells);
     uint64_t seen = cell.load(std::memory_order_acquire);
-    // If the cell does not hold the lap before, another member has written it already.
+    // If the cell no longer holds the lap before, another member has written it already.
     const bool written =
         seen >> 32 == lap - 1 &&
         cell.compare_exchange_strong(seen, (lap << 32) | payload, std::memory_order_acq_rel);
@@ -119,8 +119,8 @@ bool RingGate::room() const {
   const auto leaves_room = [end](uint64_t slowest) {
     return end + 1 - slowest + kUnreadMax < kCells;
   };
-  // Cursors only grow, so the old minimum is still a safe bound. They are read again only if it
-  // leaves no room: each costs a cache miss.
+  // Cursors only grow, so the old minimum is still a safe bound. They are read again only if that
+  // leaves no room: each read costs a cache miss.
   if (leaves_room(slowest_)) return true;
   slowest_ = read_;
   for (size_t member = 0; member < size_; ++member) {

@@ -1,5 +1,5 @@
-// A Gate in memory that all members map: lock-free, and no member can hold up another by being
-// stopped in the middle of a call.
+// A Gate in memory that all members map. It is lock-free: a member that is stopped in the middle of
+// a call holds up no other.
 #pragma once
 
 #include <atomic>
@@ -16,8 +16,8 @@ class RingGate : public Gate {
   static size_t bytes(int size);
 
   // `area`: bytes(size), zeroed before the first member comes, 64-byte aligned, the same memory for
-  // all members; outlives the gate. `wake_others` makes all other members call next(), `wake_first`
-  // only member 0, which is needed where there are several hosts; they must not throw.
+  // all members; outlives the gate. `wake_others` makes all other members call next(); `wake_first`
+  // makes only member 0 do so, and is needed where there are several hosts. They must not throw.
   RingGate(std::byte* area, int me, int size, std::function<void()> wake_others,
            std::function<void()> wake_first = {});
 
@@ -44,7 +44,7 @@ class RingGate : public Gate {
   const uint32_t size_;
   const std::function<void()> wake_others_;
   const std::function<void()> wake_first_;
-  uint64_t read_ = 0;             // what cursors_[me_] says
+  uint64_t read_ = 0;             // the value of cursors_[me_]
   mutable uint64_t slowest_ = 0;  // of all cursors, when room() last looked
 };
 

@@ -6,7 +6,7 @@
 namespace horon::core {
 
 struct RingItem {
-  // Go: all members have filled the place. Marker: the log up to `value` records stands here.
+  // Go: all members have filled the place. Marker: the log's first `value` records come before.
   // Filled: all members of this host have filled the place, but perhaps not those of other hosts.
   enum class Kind : uint8_t { Go, Marker, Filled };
   Kind kind = Kind::Go;

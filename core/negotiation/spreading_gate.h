@@ -1,6 +1,6 @@
-// The coordinator's gate where its set spans several hosts: what it appends to the ring of its own
-// host goes to the first members of the other hosts too, who append it to theirs. So all rings hold
-// the same Go and markers in the same order.
+// The coordinator's gate if its set spans several hosts. What it appends to the ring of its own
+// host also goes to the first members of the other hosts, which append it to theirs. So all rings
+// hold the same Go and markers in the same order.
 #pragma once
 
 #include <optional>

@@ -1,9 +1,9 @@
 // What a member is told about the rows of all members, in a Plan.
 //
 // All that the members of an alltoall have said would be N x N numbers for each of N members. So
-// each of them is told what concerns it, part by part: the rows that it sends to each member, those
-// that it gets from each, and how many those of all members are together. For the other kinds every
-// member is told all that all have said.
+// each member is told only what concerns it, part by part: the rows that it sends to each member,
+// those that it gets from each, and the sum over all members. For the other kinds every member is
+// told all that all have said.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,11 @@
 
 namespace horon::core {
 
-// How many numbers. `ranks`: of all members.
+// How many numbers a member is told. `ranks`: of all members.
 size_t extents_told(const EntrySpec& spec, std::span<const int> ranks);
 
-// Alltoall: what all members have said. What is the same for all of them is summed up once, since a
-// sum for each member would be of N x N numbers N times.
+// Alltoall: what all members have said. The sum, which is the same for all of them, is made once: a
+// sum for each member would add N x N numbers N times.
 class SaidByAll {
  public:
   // `said`: by each of `size` members, one after the other, part by part.
@@ -46,7 +46,7 @@ struct ToldOfPart {
 
 // Whether members are told different numbers of this record of the coordinator's log.
 bool differs_by_member(const Item& record);
-// Such a record as `member` is told it.
+// The version of such a record that `member` is told.
 Item told_to(const Item& record, size_t member);
 
 }  // namespace horon::core

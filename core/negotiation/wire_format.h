@@ -10,7 +10,7 @@
 
 namespace horon::core {
 
-// What a rank says last in a job that has failed: it has ended. About no set.
+// The last message of a rank in a failed job: "I have ended". It concerns no set.
 std::vector<std::byte> farewell();
 bool is_farewell(std::span<const std::byte> bytes);
 

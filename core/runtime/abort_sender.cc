@@ -14,7 +14,7 @@ AbortSender::AbortSender(const Topology& topology, const Error& out_of_memory, T
   }
 }
 
-// It concerns the set of all ranks, which takes an Abort even after its Bye.
+// Addressed to the set of all ranks, which takes an Abort even after its Bye.
 SharedBytes AbortSender::message(const Error& error) {
   Envelope envelope;
   envelope.set = kWorldSet;

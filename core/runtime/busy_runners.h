@@ -1,9 +1,9 @@
-// The process sets of one rank that have something to do. A turn of the loop steps these alone: a
+// The process sets of one rank that have something to do. A turn of the loop steps only these: a
 // program may have hundreds of sets, and to look at one that rests costs about a microsecond.
 //
-// What happens to a set comes by a call of its runner, which adds itself here. It stays until it
-// rests or waits for the next call, such as a message. Only the clock calls nobody: so each runner
-// is looked at from time to time (look_round.h).
+// Every event of a set is a call of its runner, which adds itself here. The runner stays until it
+// rests or waits for the next event, such as a message. Time limits make no such call, so each
+// runner is also stirred from time to time (look_round.h).
 #pragma once
 
 #include <cstddef>
@@ -17,25 +17,25 @@ class SetRunner;
 
 class BusyRunners {
  public:
-  // The time of this turn, for what happens in it.
+  // The time of this turn: all events of the turn happen at it.
   void set_time(Nanos now) { now_ = now; }
   Nanos time() const { return now_; }
 
-  // There are so many runners in all: then add() needs no memory.
+  // `count`: of all runners. Afterwards add() needs no memory.
   void reserve(size_t count);
-  // It is not in the list, and `waited` when it was dropped.
+  // The runner must not be in the list. `waited`: when it was dropped, it was not at rest.
   void add(SetRunner& runner, bool waited) noexcept;
-  // A runner that does not wait goes for ever.
+  // For a runner that is at rest and will be destroyed.
   void remove(const SetRunner& runner) noexcept;
-  // After a turn.
+  // Call it after each turn: drops the runners that have nothing to do.
   void drop_idle() noexcept;
   void clear() noexcept;
 
-  // While a loop runs over them more may come, at the end.
+  // Runners may be added at the end while the caller loops over them.
   size_t count() const { return list_.size(); }
   SetRunner& operator[](size_t index) const { return *list_[index]; }
   const std::vector<SetRunner*>& list() const { return list_; }
-  // All runners are, also those that are not in the list.
+  // Whether all runners are at rest, also those that are not in the list.
   bool all_at_rest() const;
 
  private:

@@ -9,10 +9,10 @@
 namespace horon::core {
 
 CompletionQueue::~CompletionQueue() {
-  // A forked child has what there was at the fork: threads of its parent that wait there for ever,
-  // and whom its destructor would wait for.
+  // A forked child has a copy made at the fork, in which threads of its parent seem to wait for
+  // ever; the destructor of the condition variable would wait for them.
   if (in_forked_child()) new (&changed_) std::condition_variable;
-  // One after the other: a long list must not end in as many calls, one within the other.
+  // One after the other: destroying a long list must not recurse once for each entry.
   while (first_ != nullptr) first_ = std::move(first_->next);
 }
 

@@ -5,8 +5,8 @@
 //   handle->notify(queue, 7);                       // at any time, also if it has ended
 //   while (const auto token = queue->next(std::nullopt)) finish_promise(*token);
 //
-// No code of the program runs in the loop: it only links a token into the queue, and needs no
-// memory for that. A thread of the program takes it out.
+// The loop runs no code of the program: it only links a token into the queue, which needs no
+// memory. A thread of the program takes the token out.
 #pragma once
 
 #include <chrono>
@@ -25,19 +25,19 @@ class CompletionQueue {
   CompletionQueue(const CompletionQueue&) = delete;
   CompletionQueue& operator=(const CompletionQueue&) = delete;
 
-  // Blocks until there is a token, close() or the timeout. Empty: there is none, and in a forked
-  // child none will come. Any thread of the program, several at a time.
+  // Blocks until there is a token, close() or the timeout. nullopt: there is no token; in a forked
+  // child none will ever come. Any thread of the program, several at a time.
   std::optional<uint64_t> next(std::optional<std::chrono::nanoseconds> timeout);
   // From now on next() does not block; what is in the queue still comes out. Any thread.
   void close();
 
-  // For HandleState: what it will put into the queue, made while a call may still fail.
+  // For HandleState: what it will put into the queue, allocated while notify() may still throw.
   struct Entry {
     std::shared_ptr<CompletionQueue> queue;
     uint64_t token = 0;
     std::unique_ptr<Entry> next;
   };
-  // Moves the entry to its queue. Whoever steps the loop, or calls HandleState::notify().
+  // Moves the entry to its queue. Called by whoever steps the loop, and by HandleState::notify().
   static void push(std::unique_ptr<Entry> entry) noexcept;
 
  private:

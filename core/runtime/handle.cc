@@ -14,10 +14,10 @@ namespace {
 
 using Entry = CompletionQueue::Entry;
 
-// Stands in the place of a list that takes no more.
+// Marks a list that takes no more entries.
 Entry kTold;
 
-// Newest first, as they are in the list.
+// Takes the first entry off the list, which is the newest one.
 std::unique_ptr<Entry> pop(Entry*& list) {
   std::unique_ptr<Entry> entry(list);
   list = entry->next.release();

@@ -20,7 +20,7 @@ struct Outcome {
   std::optional<Error> error;
   // Nobody had anything for this entry: its memory was not touched.
   bool unused = false;
-  // Of a collective: the members that have not joined, which is what Average divides by.
+  // Of a collective: how many members have not joined. Average divides by this number.
   int contributors = 0;
   // join(): the rank that came last.
   int last_joined = -1;
@@ -29,8 +29,8 @@ struct Outcome {
   // Allgather, Gather, Alltoall, Scatter: elements that came from each member, part by part;
   // Reducescatter: elements of each part.
   std::vector<int64_t> received;
-  // Null: the result is in memory. Else it is being computed on a device, and will be there when
-  // this happens: let the stream that reads it wait for the event, or the host (get()).
+  // Null: the result is in memory. Otherwise a device computes it, and it is in memory once this
+  // event has happened: the stream that reads it must wait for the event, or the host must (get()).
   std::shared_ptr<Event> done;
 };
 
@@ -38,34 +38,34 @@ class LoopSeat;
 
 class HandleState {
  public:
-  // A wait steps the loop of this seat where it can (loop_seat.h), and when it ends it releases
-  // what is in its reaper. Null: a wait only waits.
+  // A wait steps the loop of `seat` where it can (loop_seat.h), and when the wait ends it releases
+  // what is in the seat's reaper. Null: a wait only sleeps.
   explicit HandleState(std::shared_ptr<LoopSeat> seat = nullptr);
   ~HandleState();
   HandleState(const HandleState&) = delete;
   HandleState& operator=(const HandleState&) = delete;
 
-  // Whoever steps the loop, once.
+  // Called once, by whoever steps the loop.
   void finish(Outcome outcome);
   bool finished() const noexcept { return state_.load(std::memory_order_acquire) == kFinished; }
-  // Blocks until finished or the timeout; true if finished: then the result is in memory, or all
+  // Blocks until finished or the timeout. True if finished: then the result is in memory, or all
   // the work that leads to it is enqueued (Outcome::done). Any thread of the program, any number of
-  // waiters. In a forked child, whose parent has the job, what has not finished never does: false
-  // at once.
+  // waiters. In a forked child, which has no loop, an unfinished handle never finishes: returns
+  // false at once.
   bool wait(std::optional<std::chrono::nanoseconds> timeout) const;
-  // Puts the token into the queue once this has finished: at once, if it has. As often as it is
-  // called. Any thread.
+  // Puts the token into the queue once this has finished, or now if it already has. May be called
+  // several times; each call puts one token. Any thread.
   void notify(std::shared_ptr<CompletionQueue> queue, uint64_t token) const;
-  // Blocks until the result is in memory, on a device too: the host may read it, and nothing of
-  // this entry can fail any more. Throws the Error that it has ended with; in a forked child
-  // Error(NotInitialized). Any thread.
+  // Blocks until the result is in memory, also where a device computes it: the host may read it,
+  // and nothing of this entry can fail any more. Throws the Error with which the entry has ended;
+  // in a forked child Error(NotInitialized). Any thread.
   const Outcome& get() const;
-  // Blocks until finished and not for the device: whoever reads the result on a device makes its
-  // stream wait for Outcome::done, which is null where the result is in memory. Throws as get()
-  // does what has failed so far; what fails later ends the job, and get() throws it. Any thread.
+  // Blocks until finished, but does not wait for the device: whoever reads the result there makes
+  // its stream wait for Outcome::done (null where the result is in memory). Throws like get() what
+  // has failed so far; a later failure ends the job, and get() throws it. Any thread.
   const Outcome& get_enqueued() const;
-  // The work that was enqueued when the handle finished has failed, or never ends. Whoever steps
-  // the loop, at most once, after finish().
+  // The work that was enqueued when the handle finished has failed, or will never end. Called by
+  // whoever steps the loop, at most once, after finish().
   void fail_enqueued(const Error& error);
   // Valid once finished.
   const Outcome& outcome() const { return outcome_; }
@@ -82,11 +82,11 @@ class HandleState {
   std::atomic<bool> enqueued_failed_{false};
   std::optional<Error> enqueued_error_;  // written before enqueued_failed_ is set
   const std::shared_ptr<LoopSeat> seat_;
-  // What finish() puts into queues, the newest first; kTold once it has.
+  // A list of what finish() will put into queues, the newest first; kTold once it has done so.
   mutable std::atomic<CompletionQueue::Entry*> told_{nullptr};
 };
 
-// Takes the handle, so that none is finished twice; nothing happens if it is null.
+// Finishes the handle and resets `handle`, so that none is finished twice. Null: does nothing.
 void finish(std::shared_ptr<HandleState>& handle, std::optional<Error> error) noexcept;
 
 }  // namespace horon::core

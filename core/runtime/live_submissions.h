@@ -1,5 +1,5 @@
-// The submissions of one process set that have not finished, by ticket. Their cells are used again:
-// a submission allocates none once as many have been under way before.
+// The submissions of one process set that have not finished, by ticket. Cells are reused: add()
+// allocates only when more submissions are under way than ever before.
 #pragma once
 
 #include <chrono>
@@ -27,11 +27,11 @@ struct LiveSubmission {
 
 class LiveSubmissions {
  public:
-  // `first_generation`: of every cell.
+  // `first_generation`: with which every cell begins.
   explicit LiveSubmissions(uint32_t first_generation = 0) : first_generation_(first_generation) {}
 
-  // An empty one; its address stays until it is erased. May throw for want of memory, and then
-  // nothing has changed.
+  // Adds an empty submission, whose address stays until it is erased. Throws std::bad_alloc, and
+  // then nothing has changed.
   Ticket add() {
     if (free_.empty()) {
       free_.reserve(cells_.size() + 1);  // so that erase() needs no memory
@@ -69,8 +69,8 @@ class LiveSubmissions {
   struct Cell {
     LiveSubmission live;
     bool used = false;
-    // Submissions that have finished here. It wraps: a loop of blocking calls uses one cell for
-    // all.
+    // How many submissions have finished here. It wraps: a loop of blocking calls uses a single
+    // cell.
     uint32_t generation = 0;
   };
   static constexpr int kIndexBits = 32;

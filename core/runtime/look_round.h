@@ -1,5 +1,5 @@
-// Spreads looks at many things over time: each has its turn once per round, and no moment has to
-// look at all of them.
+// Spreads looks at many things over time: each thing has its turn once per round, so that a busy
+// caller need not look at all of them at once.
 #pragma once
 
 #include <algorithm>
@@ -11,11 +11,11 @@ namespace horon::core {
 
 class LookRound {
  public:
-  // A loop that rests wakes every 250 ms and then looks at all, as a round has passed.
+  // A loop that rests wakes every 250 ms: by then a round has passed, and it looks at all things.
   static constexpr Nanos kLength = 200'000'000;
 
-  // Of `count` things: how many have their turn now, the next ones in line. `in_haste`: something
-  // else waits for that; then they are few, and the others soon, unless a whole round is late.
+  // How many of `count` things have their turn now: the next ones in line. `in_haste`: other work
+  // waits for this, so only a few have their turn, unless the round is late by a whole round.
   size_t due(size_t count, Nanos now, bool in_haste = false) {
     const Nanos passed = now - told_until_;
     const bool late = passed >= (in_haste ? 2 * kLength : kLength);

@@ -12,31 +12,32 @@
 namespace horon::core {
 namespace {
 
-// How often the background thread looks whether the driver is still there. Only a safety net: the
-// driver calls it when it stops.
+// How often the background thread checks that the driver is still there. Only a safety net: a
+// driver that stops calls the background thread.
 constexpr std::chrono::milliseconds kLookAtDriver{250};
-// Where peers can't ring, a driver that leaves when nothing is under way calls nobody, and then the
-// background thread must look for messages soon.
+// The same where peers can't ring. There a driver that stops when nothing is under way calls
+// nobody, and the background thread must look for messages soon.
 constexpr std::chrono::milliseconds kLookAtDriverIfPolling{2};
-// The least nap of the background thread where naps are dear (base/nap_cost.h). A look then finds
-// much to do, and what arrives meanwhile, 1.25 MB at 10 Gbit/s, fits into the buffers of a
-// connection. On this rank nobody waits for it: whoever does drives the loop itself. A rank that
-// waits already is held up by so much in each round of a collective between hosts.
+// The shortest nap of the background thread where naps are dear (base/nap_cost.h). A look then
+// finds much to do, and what arrives meanwhile (1.25 MB at 10 Gbit/s) fits into a connection's
+// buffers. No thread of this rank waits for the result: one that does drives the loop itself. But
+// ranks that wait already lose up to this time in each round of a collective between hosts.
 constexpr std::chrono::milliseconds kLeastOfDear{1};
-// What is longer costs little anyhow.
+// Only shorter naps are measured: longer ones cost little anyhow.
 constexpr std::chrono::milliseconds kLongestNap{2};
-// After what it waited for has finished, a driver goes on until nothing happens, but not for ever.
+// When its handle has finished, a driver goes on until nothing happens, but at most for so many
+// turns.
 constexpr int kLastTurns = 4;
 
-// Waits for the seat, which the background thread frees after its turn when somebody is about to
-// drive. Not with std::timed_mutex: it locks by a call that ThreadSanitizer does not know.
+// Waits for the seat. The background thread frees it after its turn when a driver has announced
+// itself. Not a std::timed_mutex: that locks by a call that ThreadSanitizer does not know.
 bool lock_until(std::unique_lock<std::mutex>& lock, LoopSeat::Clock::time_point deadline) {
   if (deadline == LoopSeat::kNever) {
     lock.lock();
     return true;
   }
-  // Nobody steps the loop from the moment in which the background thread frees the seat until this
-  // pause ends, so it is short.
+  // Short, because nobody steps the loop between the moment in which the background thread frees
+  // the seat and the end of this pause.
   constexpr std::chrono::nanoseconds pause = std::chrono::microseconds(20);
   while (!lock.try_lock()) {
     const std::chrono::nanoseconds left = deadline - LoopSeat::Clock::now();
@@ -48,9 +49,9 @@ bool lock_until(std::unique_lock<std::mutex>& lock, LoopSeat::Clock::time_point 
 
 }  // namespace
 
-// From before this thread takes the seat until after it has freed it: a signal handler of its own
-// may call exit() at any moment between. A callback may be inside of another seat too, where
-// several ranks are threads of one program.
+// Marks this thread from before it takes the seat until after it has freed it: a signal handler
+// that runs on it may call exit() at any moment between. The marks form a list, since a callback
+// may be inside another seat too, where several ranks are threads of one program.
 class LoopSeat::Inside {
  public:
   explicit Inside(const LoopSeat& seat) : seat_(&seat), outer_(innermost_) {
@@ -61,7 +62,7 @@ class LoopSeat::Inside {
   Inside(const Inside&) = delete;
   Inside& operator=(const Inside&) = delete;
 
-  // Of this thread; null if it is outside.
+  // This thread's mark for `seat`; null if it is outside.
   static const Inside* of(const LoopSeat& seat) {
     const Inside* one = innermost_;
     while (one != nullptr && one->seat_ != &seat) one = one->outer_;
@@ -82,10 +83,10 @@ thread_local const LoopSeat::Inside* LoopSeat::innermost_ = nullptr;
 
 bool LoopSeat::held_by_this_thread() const noexcept { return Inside::of(*this) != nullptr; }
 
-// Makes a call that is due once this thread's lock of the seat is gone, which it outlives. Whoever
-// sets `call_is_due_` then tries the seat itself: it is free, or the thread that holds it has not
-// come to its own DueCall yet, so one of the two makes the call. The background thread needs none:
-// it looks whether it is driven before it sleeps.
+// Makes a call that is due, once this thread's lock of the seat is gone: it must outlive the lock.
+// A thread that sets `call_is_due_` tries the seat itself afterwards. Either the seat is free, or
+// the thread that holds it has not come to its own DueCall yet, so one of the two makes the call.
+// The background thread needs no DueCall: it checks whether it is driven before it sleeps.
 class LoopSeat::DueCall {
  public:
   explicit DueCall(LoopSeat& seat) : seat_(seat) {}
@@ -93,8 +94,8 @@ class LoopSeat::DueCall {
     while (seat_.call_is_due_.load(std::memory_order_seq_cst)) {
       const std::unique_lock lock(seat_.mutex_, std::try_to_lock);
       if (!lock.owns_lock()) return;
-      // If another thread has made the call, look again: one may have become due since, whose
-      // thread has found the seat taken by this one.
+      // If another thread has made the call, look again: since then a new one may have become due,
+      // and the thread that set it has found the seat taken by this one.
       const bool due = seat_.call_is_due_.exchange(false, std::memory_order_seq_cst);
       if (due && seat_.loop_ != nullptr) seat_.loop_->doorbell().call_deputy();
     }
@@ -106,7 +107,7 @@ class LoopSeat::DueCall {
   LoopSeat& seat_;
 };
 
-// The holder: in the plain floating-point mode, and announced to the visitor.
+// While one lives, the holder is in the plain floating-point mode and announced to the visitor.
 class LoopSeat::Held {
  public:
   explicit Held(LoopSeat& seat) : seat_(seat) {
@@ -176,7 +177,7 @@ void LoopSeat::sleep(std::unique_lock<std::mutex>& lock) noexcept {
   // call would be missed and the pause could be too long.
   std::chrono::nanoseconds pause = loop.pause();
   WaitPolicy policy = loop.wait_policy();
-  // It sleeps a little and looks, again and again; where everything rings, only a ring wakes it.
+  // Naps are short sleeps with a look after each. Where everything rings, only a ring wakes it.
   const bool naps = loop.polls() && pause < kLongestNap;
   const Clock::time_point begin = Clock::now();
   if (naps && nap_cost_.is_dear(begin.time_since_epoch().count())) {
@@ -216,9 +217,9 @@ LoopSeat::Drive LoopSeat::drive(const HandleState& handle, Clock::time_point dea
   const bool in_time = lock_until(lock, deadline);
   if (!in_time || loop_ == nullptr) {
     driven_.store(false, std::memory_order_seq_cst);
-    // The seat's holder may have freed it for this thread, or have called the background thread
-    // while that believed that this one drives. A thread that came meanwhile may sleep in the same
-    // belief.
+    // The holder may have freed the seat for this thread, or may have called the background thread,
+    // which then believed that this thread drives. A thread that has come since may have gone to
+    // sleep in the same belief.
     if (!in_time) call_is_due_.store(true, std::memory_order_seq_cst);
     return in_time ? Drive::NoLoop : Drive::TimedOut;
   }

@@ -1,4 +1,4 @@
-// Who steps the runtime loop: whoever waits, drives.
+// Decides which thread steps the runtime loop: whoever waits, drives.
 //
 // A thread of the program that waits for a handle steps the loop itself, so that what it waits for
 // needs no hop to another thread. While nobody waits, the background thread steps it: it is the
@@ -33,8 +33,8 @@ class LoopSeat {
   LoopSeat(const LoopSeat&) = delete;
   LoopSeat& operator=(const LoopSeat&) = delete;
 
-  // The life of the background thread: from open() on it steps the loop while nobody else does,
-  // until it has ended, and closes it.
+  // The body of the background thread: from open() on it steps the loop while nobody else does.
+  // When the loop has ended, it closes the loop and returns.
   void serve(RuntimeLoop& loop) noexcept;
   void open() noexcept;
 
@@ -42,22 +42,23 @@ class LoopSeat {
     Finished,  // the handle has
     TimedOut,  // without a deadline: a wait_check() is due
     Taken,     // another thread of the program drives
-    NoLoop,    // it has not begun or has ended; the background thread finishes the handle
+    NoLoop,    // the loop has not begun or has ended; the background thread finishes the handle
   };
   // Steps the loop until `handle` has finished or the deadline has passed. Any thread of the
   // program.
   Drive drive(const HandleState& handle, Clock::time_point deadline) noexcept;
-  // Steps the loop a few times, if nobody else does: what this thread has just submitted is sent
-  // without a wake-up. False: another thread must be woken for it. Any thread of the program.
+  // Steps the loop a few times, if nobody else does: sends what this thread has just submitted
+  // without waking another thread. False: another thread must be woken for it. Any thread of the
+  // program.
   bool step_now() noexcept;
 
   bool is_driven() const noexcept { return driven_.load(std::memory_order_seq_cst); }
   bool is_over() const noexcept { return over_.load(std::memory_order_acquire); }
-  // This thread is inside the loop already, or in line for it: it is in a callback or in a signal
-  // handler, which may have called exit().
+  // This thread is inside the loop already, or in line for it: the caller is a callback, or a
+  // signal handler, which may have called exit().
   bool held_by_this_thread() const noexcept;
-  // For a thread that is inside and will not come back to it. If it was the driver, asleep between
-  // two turns, the other ranks are told.
+  // For a thread that is inside the loop and will not come back to it. Tells the other ranks if the
+  // thread was the driver, asleep between two turns.
   void end_from_within(const Error& error) noexcept;
 
   // Counts a thread that sleeps until its handle finishes. While there is one, a driver that stops
@@ -83,8 +84,8 @@ class LoopSeat {
   class Inside;
   class DueCall;
   class Held;
-  // The background thread steps the loop from now on. It is woken at once if `unfinished` or if
-  // something must be polled, else by the next ring.
+  // Leaves the loop to the background thread. Wakes it at once if `unfinished` or if something must
+  // be polled; otherwise the next ring wakes it.
   void hand_over(bool unfinished) noexcept;
   void wait_for_drivers() noexcept;
   void sleep(std::unique_lock<std::mutex>& lock) noexcept;
@@ -93,10 +94,10 @@ class LoopSeat {
   NapCost nap_cost_;                 // of the background thread
   RuntimeLoop* loop_ = nullptr;      // by the mutex; null before serve() and after it
   std::atomic<bool> driven_{false};  // a thread of the program drives, or is about to
-  // The background thread may sleep because it believes that this is so. Whoever frees the seat
-  // calls it.
+  // The background thread may sleep in the false belief that a driver is there. Whoever frees the
+  // seat wakes it (DueCall).
   std::atomic<bool> call_is_due_{false};
-  std::atomic<bool> over_{false};  // serve() has ended
+  std::atomic<bool> over_{false};  // serve() has closed the loop
   std::atomic<int> sleeping_waiters_{0};
   std::atomic<bool> open_{false};
   static thread_local const Inside* innermost_;  // what this thread is inside of

@@ -1,4 +1,4 @@
-// A message that is received from any rank: whose it is turns out while the receive is under way.
+// A receive from any rank: whose message it gets turns out while it is under way.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +10,9 @@
 
 namespace horon::core {
 
-// What the program knows of such a receive, and the runtime does not: how the messages of each
-// source are called. Called in the loop, on any thread: it destroys nothing of the program's, and
-// takes no lock under which the program calls the runtime.
+// What the program knows about such a receive and the runtime does not: the names of each source's
+// messages. Called in the loop, on any thread: must not destroy anything of the program's, nor take
+// a lock under which the program calls the runtime.
 class OpenReceive {
  public:
   struct Next {
@@ -28,12 +28,13 @@ class OpenReceive {
   // The ranks that it may come from; fixed.
   virtual size_t sources() const = 0;
   virtual uint32_t set_of(size_t source) const = 0;  // the pair of this rank and the source
-  // The next message of this source that no receive has taken. Throws Error(Limit) while there can
-  // be none: asked again in the next turn. Another Error ends the receive.
+  // The next message of this source that no receive has taken. Error(Limit): there is no room for
+  // one now; it is asked again in the next turn. Any other Error ends the receive.
   virtual Next next(size_t source) = 0;
-  // If that is still the next one: this receive has it, and the handle is that of its submission.
+  // Takes that message for this receive, whose handle this is. False if it is no longer the next
+  // one.
   virtual bool take(size_t source, uint64_t number, const std::shared_ptr<HandleState>& handle) = 0;
-  // Makes the submission that of the message with this name.
+  // Turns the receive's submission into one for the message with this name.
   virtual void aim(size_t source, const std::string& name, Submission& submission) const = 0;
   // "a message with tag 3 from any of ranks 0, 2", for people.
   virtual std::string text() const = 0;

@@ -1,9 +1,9 @@
 // The receives from any rank that are under way on this rank.
 //
 // Each source is asked for its next message (Controller::seek()): its runtime answers as soon as
-// the program there has sent it. The answer takes nothing. What is received then is an ordinary
-// message of the two, so a source that is asked in vain only keeps the question. Belongs to whoever
-// holds the seat.
+// the program there has sent it. The answer does not consume the message: the receive then takes it
+// as an ordinary message between the two ranks. A source that is asked in vain only remembers the
+// question. Belongs to whoever holds the seat.
 #pragma once
 
 #include <cstdint>
@@ -29,28 +29,28 @@ class SetRunner;
 
 class OpenReceives {
  public:
-  // `runner_of`: of a pair of this rank; not called after finish_all(). Runners of pairs and the
-  // rest outlive this.
+  // `runner_of` gives the runner of a pair of this rank; not called after finish_all(). The runners
+  // and all that is passed here outlive this.
   OpenReceives(const Config& config, int rank, Reaper* reaper,
                std::function<SetRunner*(uint32_t set)> runner_of);
 
   void add(std::shared_ptr<OpenReceive> receive, Submission&& submission, Nanos now);
   // An answer from the other rank of this pair.
   void note(uint32_t set, const Found& found);
-  // A receive that names its source may have taken the next message.
+  // A receive that names its source may have taken that source's next message.
   void renew(uint32_t set);
-  // Starts what has found its message. True if anything happened.
+  // Starts the receives that have found their message. True if anything happened.
   bool settle();
-  // Ends all, and those that come later.
+  // Ends all receives with this error, and those that come later.
   void finish_all(const Error& error) noexcept;
 
-  // Nothing is to be done in settle() and look().
+  // settle() and look() have nothing to do.
   bool idle() const { return receives_.empty() && stall_text_.empty(); }
-  // Warns, and makes stall_text() anew: true if it has changed.
+  // Logs the warnings that are due and renews stall_text(). True if the text has changed.
   bool look(Nanos now);
   // Who waits for what; empty while nobody waits long.
   const std::string& stall_text() const { return stall_text_; }
-  // What ends a job in which one waits too long.
+  // The error that ends the job, if a receive has waited too long (HORON_STALL_ABORT_S).
   std::optional<Error> overdue(Nanos now) const;
 
  private:
@@ -86,7 +86,7 @@ class OpenReceives {
   std::set<uint32_t> touched_;  // sets of which there is news
   std::optional<Error> closed_;
   Nanos looked_at_ = 0;
-  bool fewer_ = false;  // since then
+  bool fewer_ = false;  // receives have ended since then
   std::string stall_text_;
 };
 

@@ -9,11 +9,11 @@
 namespace horon::core {
 
 inline constexpr int kNoDevice = -1;
-// Of one kind.
+// The device of one kind.
 struct RankDevice {
   int index = kNoDevice;
   std::string unavailable;  // why there is none; empty: this build does not know the kind
-  // As SetResources::mixed.
+  // See SetResources::mixed.
   bool mixed = false;
 };
 using RankDevices = std::array<RankDevice, kDeviceKindCount>;

@@ -20,7 +20,7 @@ class Reaper {
   Reaper(const Reaper&) = delete;
   Reaper& operator=(const Reaper&) = delete;
 
-  // Where there is no memory to hold one more, it is never destroyed. Whoever steps the loop.
+  // Called by whoever steps the loop. Without memory to hold it, the submission is never destroyed.
   void add(Submission&& submission) noexcept;
   // Destroys all that is here; nothing in a forked child. Any thread of the program; cheap if there
   // is nothing.
@@ -30,8 +30,8 @@ class Reaper {
   std::atomic<bool> any_{false};
   std::mutex mutex_;
   std::vector<Submission> submissions_;
-  // Empty, with memory for the next ones: calls that come again and again allocate none. Not of a
-  // thread: shutdown() may come at exit, when what is thread_local has been destroyed.
+  // Empty, with memory for the next ones, so that repeated calls allocate none. Not thread_local:
+  // shutdown() may come at exit, when thread_local objects have been destroyed.
   std::vector<Submission> spare_;
 };
 

@@ -13,13 +13,13 @@ namespace horon::core {
 // Any thread.
 class RunnableCalls {
  public:
-  // They may end before this does. Null: there are none yet.
+  // The ops may end before this does. Null: there are none yet.
   explicit RunnableCalls(std::shared_ptr<const LentOps> ops) : ops_(std::move(ops)) {}
 
-  // Why no op can run it, as OpTable::why_none(), or why the one that can must not yet be captured
-  // (CollectiveOp::refusal_of_capture_now()). Empty if one can, or if the ops have ended: then
-  // the set or the job is over, which the caller is told elsewhere. Kinds, types and so on that
-  // have been run before cost one load; the count is not asked about again.
+  // Why no op can run such a batch, as OpTable::why_none(), or why the op that can must not be
+  // captured yet (CollectiveOp::refusal_of_capture_now()). Empty if one can, or if the ops have
+  // ended: then the set or the job is over, which the caller learns elsewhere. Once a kind, type,
+  // reduction and device have passed, asking about them costs one load, whatever the count.
   std::string fault(const BatchFacts& facts) const;
   // CollectiveOp::piece_sizes() of the op that runs such batches; all 0 if the ops have ended.
   // Throws Error(Config) if none can.

@@ -81,9 +81,8 @@ bool RuntimeLoop::try_turn() {
   return ended_ || news;
 }
 
-// Of a set that rests only the clock can ask anything: the coordinator tells who has left or joined
-// and who has not, and whoever is asked whether it lives must answer in time. Neither is in a
-// hurry.
+// A set that rests only has to act on time: the coordinator reports who has left or joined and who
+// has not, and a member that is asked whether it lives must answer in time. Neither is urgent.
 void RuntimeLoop::look_around(Nanos now, bool in_haste) {
   for (size_t left = round_.due(runners_.size(), now, in_haste); left > 0; --left) {
     auto next = runners_.upper_bound(looked_at_);
@@ -159,7 +158,7 @@ void RuntimeLoop::take(Submission&& submission) {
   const uint32_t set = submission.set;
   SetRunner* const runner = runner_for_call(set);
   if (runner == nullptr || removals_.contains(set)) {
-    // First what needs memory: a submission that is not taken ends with the job.
+    // What needs memory comes first: a submission that is still in the call ends with the job.
     const Error error = shut_down_ ? *door_.shut_down : removed(set);
     std::shared_ptr<HandleState> handle = std::move(submission.handle);
     reaper_->add(std::move(submission));
@@ -201,8 +200,8 @@ SetRunner* RuntimeLoop::runner_for_call(uint32_t set) {
   return runner;
 }
 
-// Not before the other rank of each new pair has answered greet(). All ranks end when all have left
-// the world, and a rank that hears of a pair later can't say Shutdown in it any more.
+// Waits until the other rank of each new pair has answered greet(). All ranks end when all have
+// left the world, and a rank that hears of a pair later can't say Shutdown in it any more.
 void RuntimeLoop::leave_world() {
   if (left_world_ || !greeted_.empty()) return;
   left_world_ = true;
@@ -226,7 +225,7 @@ void RuntimeLoop::take(AddSetCall& add) {
     if (add.set < kFirstNumberedSet) newest_set_ = std::max(newest_set_, add.set);
     finish(add.handle, std::nullopt);
   } catch (...) {
-    keep_for_ever(std::move(made));  // to free it may be a call of all members
+    keep_for_ever(std::move(made));  // freeing it may be a call of all members
     const Error cause = current_error();
     const Error error = that_ends_the_job(
         Error(cause.code(), concat("rank ", topology_.rank, ": ", set_text(add.set),

@@ -20,10 +20,10 @@ namespace {
 // For all sets together. With live peers an abort takes milliseconds; with a dead one it may never
 // return.
 constexpr std::chrono::seconds kAbortMax{5};
-// How often a rank that waits long looks for peers that have died, where its sleeps are shorter.
+// The least time between two looks for peers that have died, in a long wait of shorter sleeps.
 constexpr Nanos kLookAfterASleep = 1'000'000;
 
-// Takes one step of ending a job. If it fails, the steps that follow are taken all the same.
+// Takes one step of ending a job. An exception does not keep the caller from the next steps.
 template <class Action>
 void attempt(const Action& action) noexcept {
   try {
@@ -77,7 +77,7 @@ Error RuntimeLoop::set_fatal(const Error& error) noexcept {
   return *fatal;
 }
 
-// Of the messages that come after the end.
+// Takes the messages that come after the end, of which only farewells count.
 void RuntimeLoop::note_farewells() {
   while (const std::optional<Transport::Message> message = transport_->receive()) {
     if (is_farewell(message->bytes)) gone_.insert(message->from);
@@ -198,9 +198,9 @@ void RuntimeLoop::act_at_deadline() {
   }
 }
 
-// Ranks that have something else to do (a last checkpoint, an evaluation) are waited for, as
-// MPI_Finalize() does: a launcher would end them when this process goes. Who does not answer is
-// found out by HORON_DEAD_AFTER_S. Two ranks tell it, since one of them may be waited for.
+// This rank waits on for ranks that have something else to do (a last checkpoint, an evaluation),
+// as MPI_Finalize() does: a launcher would end them when this process goes. HORON_DEAD_AFTER_S
+// finds ranks that do not answer. Ranks 0 and 1 log it, since one of them may be the late one.
 void RuntimeLoop::wait_on() {
   door_.deadline_ns = Clock::now().time_since_epoch().count() + door_.limit_ns;
   if (std::exchange(told_of_waiting_, true) || topology_.rank > 1) return;
@@ -231,8 +231,8 @@ void RuntimeLoop::rested() noexcept {
 bool RuntimeLoop::look_for_the_dead() {
   const std::vector<Transport::DeadPeer> dead = transport_->dead_peers();
   if (dead.empty()) return false;
-  // Its last message may be an Abort that names another rank, or Bye: that counts more than its
-  // death.
+  // The last message of a dead peer may be an Abort that names another rank, or Bye: that counts
+  // more than its death.
   if (take_messages()) return true;
   const Nanos now = Clock::now().time_since_epoch().count();
   for (const Transport::DeadPeer& peer : dead) dead_.try_emplace(peer.rank, Death{peer.text, now});

@@ -8,9 +8,9 @@ namespace horon::core {
 class SeatVisitor {
  public:
   virtual ~SeatVisitor() = default;
-  // On the thread that steps the loop from now on. One thread at a time.
+  // Called on the thread that steps the loop from now on. One thread at a time.
   virtual void sits_down() noexcept = 0;
-  // On the same thread.
+  // Called on the same thread, when it stops.
   virtual void gets_up() noexcept = 0;
 };
 

@@ -1,4 +1,4 @@
-// What a call on a process set is checked against, on a member of it.
+// The facts against which a member checks a call on a process set.
 #pragma once
 
 #include <memory>

@@ -23,11 +23,11 @@ struct SetResources {
   std::shared_ptr<void> keep_alive;  // outlives the others
   std::unique_ptr<Executor> executor;
   std::unique_ptr<Gate> gate;  // on all members or on none; may be null
-  // By kind of device: why the members can't use theirs together, for who tries. Empty: they can,
-  // or this build can't.
+  // By kind of device: why the members can't use theirs together, as the text of an error. Empty:
+  // they can, or this build can't.
   std::array<std::string, kDeviceKindCount> unavailable;
   // Some members have such a device and others have none, and the user wants them to take part
-  // together: tensors there are copied to the host for each collective
+  // together: tensors on a device are copied to the host for each collective
   // (Submission::copied_to_host). The same on all members.
   std::array<bool, kDeviceKindCount> mixed = {};
 };

@@ -16,7 +16,7 @@
 namespace horon::core {
 namespace {
 
-// Emptied lists of entries that are kept for the next batches.
+// At most so many emptied lists of entries are kept for the next batches.
 constexpr size_t kSparesMax = 16;
 constexpr Nanos kThawWithoutLimits = 60'000'000'000;
 
@@ -37,10 +37,10 @@ Controller::Options controller_options(const SetRunner::Parts& parts) {
   options.stall_warn_after = nanos(config.stall_warn_s);
   options.stall_abort_after = nanos(config.stall_abort_s);
   if (config.freeze) options.gate = parts.resources.gate.get();
-  // Stall reports come from the coordinator's table of open entries, which has no frozen ones. So a
-  // frozen entry thaws after a fraction of the limits, and they are exceeded by no more than that.
-  // The same table says which members are asked whether they live. Where this rank wants neither,
-  // the coordinator may still report stalls, and there is no hurry.
+  // Stall reports come from the coordinator's table of open entries, which has no frozen ones, and
+  // so does the choice of the members that are asked whether they live. So a frozen entry thaws
+  // after a fraction of the limits, which are exceeded by no more than that. Where this rank wants
+  // neither, the coordinator may still report stalls, but there is no hurry.
   if (config.stall_warn_s <= 0 && config.stall_abort_s <= 0 && config.dead_after_s <= 0) {
     options.thaw_after = kThawWithoutLimits;
   }
@@ -276,8 +276,8 @@ bool SetRunner::settle_batches() {
   enqueued_.clear();
   for (FinishedBatch& batch : finished_) {
     if (batch.error) {
-      // A peer that has failed may have said why, in some other set too: that counts more than what
-      // follows from it here.
+      // A peer that has failed may have said why, perhaps in another set: that counts more than the
+      // consequence that shows here.
       const Error error = parts_.take_messages().value_or(error_of(batch));
       controller_.fail(error);
       // Its handles hear what all others hear.

@@ -39,8 +39,8 @@ class SetRunner {
     SharedStatistics* statistics = nullptr;  // outlives the runner
     BusyRunners* busy = nullptr;             // outlives the runner
     OpenReceives* open = nullptr;            // hears what seek() has found; outlives the runner
-    // Takes the messages that have come, for this set and for others. Returns the error by which
-    // any of them has failed.
+    // Takes the messages that have come, for this set and for others. Returns the error with which
+    // any of the sets has failed.
     std::function<std::optional<Error>()> take_messages;
     // Called before a handle hears of an error that ends the job. Returns the error that ends it:
     // this one, or an earlier one.
@@ -51,14 +51,14 @@ class SetRunner {
   SetRunner(const SetRunner&) = delete;
   SetRunner& operator=(const SetRunner&) = delete;
 
-  // There may be something to do: the next turn steps this runner. Every event does that.
+  // Makes the next turn step this runner. Every event below calls it.
   void stir();
 
   // Events, at the time of the turn (BusyRunners).
-  // If this throws, the submission is untouched or belongs to the runner already.
+  // If this throws, the submission is either untouched or already the runner's.
   void take(Submission&& submission);
   void refuse(const Refusal& refusal);
-  // The same holds of the handle.
+  // The same holds for the handle here.
   void join(std::shared_ptr<HandleState>&& handle);
   void shut_down();
   void leave();
@@ -69,14 +69,14 @@ class SetRunner {
   void receive(int from_rank, std::span<const std::byte> bytes);
   void fail(const Error& error);
 
-  // What follows from the events. True if anything happened. Messages go to `outbox`, with ranks of
-  // the world; send them before work().
+  // Decides what follows from the events. True if anything happened. Messages go to `outbox`,
+  // addressed to ranks of the world; send them before work().
   bool decide(std::vector<Outgoing>& outbox);
   // Moves the collectives on. True if anything happened.
   bool work();
   // The job is over: ends everything that is under way, also after another call has thrown. First
-  // every set finishes its handles, then every set abandons its collectives: an aborted op lets the
-  // events in its queue happen, and queues of other sets may wait for these.
+  // every set finishes its handles, then every set abandons its collectives: when an op aborts, the
+  // events in its queue happen, and queues of other sets may be waiting for them.
   void finish_all(const Error& error) noexcept;
   void abandon_all() noexcept;
   // After abandon_all() of every set: see Executor::finish_abort().
@@ -84,8 +84,8 @@ class SetRunner {
     parts_.resources.executor->finish_abort(limit);
   }
 
-  // After a turn. True if nothing can happen here before the next event, but for what the clock
-  // brings; then the runner counts as out of the list of the busy ones.
+  // Call it after a turn. True if only the next event or the clock can make anything happen here;
+  // then the runner no longer counts as one of the busy ones.
   bool try_drop() noexcept;
   // decide() has changed stall_text().
   bool has_new_stall_text() const { return has_new_stall_text_; }
@@ -103,7 +103,7 @@ class SetRunner {
 
  private:
   bool apply(Effects& effects, std::vector<Outgoing>& outbox);
-  // The numbers of this set become readable for all threads.
+  // Makes the numbers of this set readable for all threads.
   void publish_statistics();
   void publish(const Statistics& now);
   BatchWork work_of(StartBatch& start);
@@ -111,9 +111,9 @@ class SetRunner {
   bool settle_batches();
   void settle(EnqueuedBatch& batch);
   void settle(FinishedBatch& batch);
-  // Finishes the handle, or tells it of the error if that was done when its batch was enqueued, and
-  // gives the memory back. `memory_in_use`: a collective that has failed may still write its
-  // tensors, by way of MPI, of a peer or of a device, so they are kept for ever.
+  // Finishes the handle and gives the memory back. If the handle finished when its batch was
+  // enqueued, only tells it of the error. `memory_in_use`: a failed collective may still write to
+  // its tensors, by way of MPI, of a peer or of a device, so they are kept for ever.
   void complete(Ticket ticket, Outcome outcome, bool memory_in_use = false) noexcept;
 
   using Clock = std::chrono::steady_clock;

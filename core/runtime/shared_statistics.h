@@ -23,7 +23,7 @@ class SharedStatistics {
                        std::memory_order_relaxed);
     }
   }
-  // Each number by itself; not all of one moment.
+  // Each number is exact, but they are not all of one moment.
   Statistics read() const {
     Statistics statistics;
     for (size_t i = 0; i < values_.size(); ++i) {

@@ -16,10 +16,10 @@
 namespace horon::core {
 
 inline constexpr uint32_t kWorldSet = 0;  // the process set of all ranks
-// From here on, below those of pairs (pair_sets.h): sets that their members have made alone, with a
-// number of the program's. Below: those that all ranks have made, numbered in their order.
+// Numbers from here up to those of pairs (pair_sets.h): sets that their members have made alone,
+// with a number of the program's. Numbers below: sets that all ranks have made, counted in order.
 inline constexpr uint32_t kFirstNumberedSet = uint32_t{1} << 30;
-// Of these numbers those from here on are Python's: of the groups that torch.distributed makes.
+// Of the program's numbers, those from here on are Python's, for groups of torch.distributed.
 inline constexpr uint32_t kFirstGroupNumber = uint32_t{1} << 29;
 
 struct Submission {
@@ -33,28 +33,28 @@ struct Submission {
   // Owned by keep_alive: where a collective fails, a peer may write here for as long as the process
   // lives, so memory on the caller's stack will not do.
   std::vector<MemoryPart> memory;
-  // Compression to 16 bits of host memory only. The inputs are of its type of 16 bits already, and
-  // have been multiplied by the prescale; the collective works in that memory. The outputs are
-  // float32, other memory.
+  // Only for 16-bit compression in host memory. The inputs already have the 16-bit type and have
+  // been multiplied by the prescale; the collective works in that memory. The outputs are float32,
+  // in other memory.
   bool narrowed = false;
-  // The spec says Host, but the memory is on this rank's CUDA device, and is copied to the host for
-  // the collective: in a mixed set (SetResources::mixed), and in no other.
+  // The spec says Host, but the memory is on this rank's CUDA device and is copied to the host for
+  // the collective. Required in a mixed set (SetResources::mixed), and refused in any other.
   bool copied_to_host = false;
 
-  // moves_blocks() (execution/block_layout.h) only, with one MemoryPart per part: called in the
-  // loop, on any thread, for each part when the number of elements of its result is known. Returns
-  // memory that keep_alive or this callback owns. Null, and what it throws, are the error of this
-  // rank's handle alone; the others get their results.
+  // Only for moves_blocks() (execution/block_layout.h), with one MemoryPart per part. Called in the
+  // loop, on any thread, for each part, when the number of elements of its result is known. Returns
+  // memory that keep_alive or this callback owns. If it returns null or throws, that is the error
+  // of this rank's handle alone; the others get their results.
   AllocateOutput allocate_output;
   // Allgather, Alltoall, Gather at its root, of one part, in host memory: where the result may go
-  // in place of memory from allocate_output, which is not called then: one block for each member of
-  // the set, in their order. It is called where the collective can't write there, or where a member
-  // sends another number of elements. The blocks must not overlap each other, nor the input; but
-  // this rank's own block may be the part of the input that it is a copy of. Empty: as above.
+  // in place of memory from allocate_output: one block for each member of the set, in their order.
+  // allocate_output is still called where the collective can't write there, or where a member sends
+  // another number of elements. The blocks must overlap neither each other nor the input, but this
+  // rank's own block may be the part of the input that it copies. Empty: as above.
   std::vector<OutputBlock> output_blocks;
 
-  // Alltoall, and the root of Scatter: rows that each member of the set gets, part by part. Others:
-  // empty.
+  // Alltoall, and the root of Scatter: rows that each member of the set gets, part by part. Other
+  // kinds: empty.
   std::vector<int64_t> splits;
 
   // Parts that this rank did not produce in this step (a gradient of an unused parameter): their
@@ -62,17 +62,17 @@ struct Submission {
   // spec.
   std::vector<bool> absent;
 
-  // Which device of its kind holds the memory; 0 for host memory. A rank works on one device
-  // of a kind (MemoryDomain::device_index()): memory of another one is refused.
+  // The index of the device that holds the memory; 0 for host memory. A rank works on one device of
+  // each kind (MemoryDomain::device_index()): memory of another one is refused.
   int device_index = 0;
 
-  // Happens when the memory may be read and written; null: now. On memory with a queue it is the
-  // moment in the producer's stream, which need not have come.
+  // Happens when the memory may be read and written; null: now. For memory with a queue it is a
+  // point in the producer's stream, which the device need not have reached.
   std::unique_ptr<Event> ready;
-  // Owns `memory`. Released, as allocate_output and `ready` are, once the handle has finished and
-  // its event has happened, on a thread of the program: by the end of this or of a later wait, by
+  // Owns `memory`. Released, with allocate_output and `ready`, once the handle has finished and its
+  // event has happened, on a thread of the program: by the end of this or of a later wait, by
   // release_finished() or by shutdown(). Never released if the collective has failed while it ran:
-  // then a peer may still write there.
+  // then a peer may still write to the memory.
   std::shared_ptr<void> keep_alive;
   std::shared_ptr<HandleState> handle;
 };

@@ -57,7 +57,7 @@ std::string fault_of_spec(const EntrySpec& spec, std::span<const int> ranks) {
   return "";
 }
 
-// Of splits that are not negative; nothing if it is too large.
+// The sum of splits, none of which is negative; nullopt if it overflows.
 std::optional<int64_t> sum_of(std::span<const int64_t> splits) {
   int64_t sum = 0;
   for (const int64_t split : splits) {
@@ -184,7 +184,7 @@ std::string fault_of_set(uint32_t set, const EntrySpec& spec) {
   return concat("a pair of ranks sends and receives by broadcasts; this is ", to_string(spec.kind));
 }
 
-// As the batch will be (describe_batch()).
+// Asks with the facts that describe_batch() will give the batch.
 std::string fault_of_ops(const EntrySpec& spec, const RunnableCalls& runnable) {
   BatchFacts facts;
   facts.kind = spec.kind;

@@ -1,4 +1,4 @@
-// What is wrong with one call on this rank alone, before anybody else hears of it.
+// Checks a call on this rank alone, before any other rank hears of it.
 #pragma once
 
 #include <span>

@@ -65,8 +65,8 @@ class SubmissionQueue {
   // queue stays for drain().
   void close(std::shared_ptr<const Error> why) noexcept;
 
-  // This thread is in one of these calls: it is in a signal handler, which may have called exit(),
-  // and none of them must be made here.
+  // This thread is inside one of these calls: a signal handler runs on it, which may have called
+  // exit(). It must make none of these calls.
   bool held_by_this_thread() const noexcept { return held_ == this; }
 
  private:

@@ -19,13 +19,13 @@ class ByteRing {
   static size_t bytes_needed(size_t capacity) { return sizeof(State) + capacity; }
   ByteRing(std::byte* memory, size_t capacity);
 
-  // As much of `bytes` as there is room for; returns how much that was. If that is not all, the
-  // reader will be told to ring the writer (see read()) once it has made room.
+  // Writes as much of `bytes` as there is room for, and returns how much that was. If that is not
+  // all, the reader will be told to ring the writer (take_writer_waits()) once it has made room.
   size_t write(std::span<const std::byte> bytes);
 
-  // Up to bytes.size() bytes; returns how many there were.
+  // Reads up to bytes.size() bytes; returns how many there were.
   size_t read(std::span<std::byte> bytes);
-  // True, once, if the writer waits for room and read() has made some: the reader rings it.
+  // True, once, if the writer waits for room and read() has made some: the reader must ring it.
   bool take_writer_waits();
   bool readable() const;
 

@@ -55,7 +55,7 @@ std::optional<Transport::Message> InProcessTransport::receive() {
   Mailbox& box = mailbox(rank_);
   const std::lock_guard lock(box.mutex);
   if (box.messages.empty()) return std::nullopt;
-  // A copy: the payload may be one that other ranks receive, too.
+  // A copy, since other ranks may receive the same payload.
   const std::span<const std::byte> sent = box.messages.front().bytes;
   Message message = {box.messages.front().from, Bytes(sent.begin(), sent.end())};
   box.messages.pop_front();

@@ -11,9 +11,9 @@ namespace horon::core {
 std::unique_ptr<Transport> make_transport(const MpiBootstrap& bootstrap, LocalGroup& group,
                                           std::byte* area, const WaitPolicy& policy) {
   const Topology& topology = bootstrap.topology();
-  // All hosts must choose alike whether to make MPI's communicator: one_host() is the same on all
-  // ranks, and on one host so is available(). It is made first, since that is collective: a rank
-  // that fails in what it does alone must not leave the others waiting there.
+  // All hosts must agree whether to make MPI's communicator: one_host() is the same on all ranks,
+  // and on one host available() is too. The communicator is made first, since that is collective: a
+  // rank that fails in a step of its own must not leave the others waiting there.
   std::unique_ptr<MpiTransport> remote;
   if (!group.available() || !topology.one_host()) {
     remote = std::make_unique<MpiTransport>(bootstrap, policy);

@@ -52,7 +52,7 @@ void MpiTransport::send(int to, SharedBytes message) {
   require_sendable(message);
   if (!library_.may_call()) return;  // the others see that this rank is silent
   finish_sends();
-  // What takes memory comes first: MPI reads the bytes, which stay where they are, until the end.
+  // Memory is taken first: once MPI_Isend has begun, MPI reads the bytes, which must stay in place.
   send_buffers_.push_back(std::move(message));
   try {
     send_requests_.push_back(MPI_REQUEST_NULL);
@@ -107,8 +107,8 @@ std::optional<MpiTransport::Matched> MpiTransport::match_next() {
   return next;
 }
 
-// Starts to receive what MPI has matched, and sees which of that is complete. What there was no
-// memory for stays matched, and has its turn in the next call.
+// Starts to receive what MPI has matched, and sees which arrivals are complete. A message for which
+// there was no memory stays matched, and has its turn in the next call.
 void MpiTransport::take_arrivals() {
   const MpiLook look;
   while (arrivals_.size() < kArrivalsMax) {

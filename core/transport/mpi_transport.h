@@ -15,12 +15,12 @@
 
 namespace horon::core {
 
-// On a communicator of its own. Made by all ranks together; the bootstrap must outlive it. No call
-// blocks.
+// Uses a communicator of its own. All ranks make it together; the bootstrap must outlive it. No
+// call blocks.
 class MpiTransport final : public Transport {
  public:
   MpiTransport(const MpiBootstrap& bootstrap, const WaitPolicy& policy);
-  // Messages that have not left may be lost: call flushed() until it is true before.
+  // Messages that have not left may be lost: first call flushed() until it is true.
   ~MpiTransport() override;
 
   int rank() const override { return rank_; }
@@ -34,8 +34,8 @@ class MpiTransport final : public Transport {
   void wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) override;
   Doorbell& doorbell() noexcept override { return doorbell_; }
   WaitPolicy wait_policy() const noexcept override { return policy_; }
-  // The communicator is left to the process: a message that comes after it is freed would go to a
-  // later one, to which MPI gives the same number.
+  // Keeps the communicator for ever: if it were freed, a late message would go to a later
+  // communicator, to which MPI gives the same number.
   void abandon() noexcept override { abandoned_ = true; }
 
  private:
@@ -65,9 +65,9 @@ class MpiTransport final : public Transport {
   std::vector<MPI_Request> send_requests_;
   // [request]. Several sends may read one payload at a time, since MPI 2.2.
   std::vector<SharedBytes> send_buffers_;
-  std::vector<int> finished_;  // for MPI_Testsome, as the next one
+  std::vector<int> finished_;  // for MPI_Testsome, as statuses_
   std::vector<MPI_Status> statuses_;
-  std::optional<Matched> matched_;  // and not yet among the arrivals
+  std::optional<Matched> matched_;  // matched, but not yet among the arrivals
   std::deque<Arrival> arrivals_;    // in the order in which MPI matched them
   Doorbell doorbell_;
 };

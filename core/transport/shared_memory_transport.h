@@ -1,7 +1,7 @@
 // Control messages between the ranks of one host: a byte ring for each ordered pair, and doorbells.
 //
-// A message that is larger than the ring streams through it; what does not fit waits in this rank's
-// queue, and the reader rings the writer when there is room again. So nobody ever polls.
+// A message that is larger than the ring streams through it. What does not fit waits in this rank's
+// queue, and the reader rings the writer when there is room again: nobody ever polls.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ namespace horon::core {
 // transport.
 class SharedMemoryTransport final : public Transport {
  public:
-  // How much of the group's area it needs, from a 64-byte aligned start.
+  // Bytes of the group's area that it needs, from a 64-byte aligned start.
   static size_t area_bytes(int local_size);
 
   // `area`: area_bytes() zeroed bytes at the same place of the group's area on every rank, used by
@@ -74,7 +74,7 @@ class SharedMemoryTransport final : public Transport {
   std::vector<int> local_rank_of_;  // [rank], -1 on another host
   std::vector<Peer> peers_;         // [local rank]; the own entry is not used
   size_t queued_ = 0;               // messages in all queues
-  size_t next_ = 0;  // where receive() looks first: nobody is served twice before all others
+  size_t next_ = 0;  // where receive() looks first, so that all peers have their turn
 };
 
 }  // namespace horon::core

@@ -14,10 +14,9 @@ namespace horon::core {
 
 using Bytes = std::vector<std::byte>;
 
-// Everything is called by one thread at a time (runtime/loop_seat.h) that is not said to be for any
-// thread.
-// Messages between two ranks arrive once and in order. Failures of the network below throw
-// horon::Error.
+// Unless a call is said to be for any thread, it is made by one thread at a time, the holder of the
+// seat (runtime/loop_seat.h). Messages between two ranks arrive once and in order. Failures of the
+// network below throw horon::Error.
 class Transport {
  public:
   struct Message {
@@ -43,19 +42,19 @@ class Transport {
   // The next message, if one is here. Also moves queued sends along.
   virtual std::optional<Message> receive() = 0;
 
-  // All queued sends are on their way (nothing more depends on calls of receive()).
+  // All queued sends are on their way: they no longer depend on calls of receive().
   virtual bool flushed() = 0;
 
   // True if some peer can't ring this rank's doorbell, so that waits must be short. Any thread.
   virtual bool must_poll() const = 0;
 
-  // Looks as long as the policy says, then sleeps, until ring() since the last wait(), a message
-  // from a peer that can ring, or the timeout. May return early.
+  // Looks as long as the policy says, then sleeps. Ends at a ring() since the last wait(), a
+  // message from a peer that can ring, or the timeout. May return early.
   virtual void wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) = 0;
 
-  // Submissions ring it, and so do the peers that can; wait() sleeps on it. Any thread.
+  // Submissions ring it, and so do the peers that can. wait() sleeps on it. Any thread.
   virtual Doorbell& doorbell() noexcept = 0;
-  // How long a wait should look before it sleeps, by what this rank's host is like. Any thread.
+  // How long a wait should look before it sleeps on a host like this rank's. Any thread.
   virtual WaitPolicy wait_policy() const noexcept = 0;
   // Wakes wait(). Any thread.
   void ring() noexcept { doorbell().ring(); }
@@ -67,12 +66,12 @@ class Transport {
   // The peers whose processes are known to have ended, where the platform can tell; cheap.
   virtual std::vector<DeadPeer> dead_peers() { return {}; }
 
-  // The job has failed: peers may send for some time yet, and nobody will receive it. Before the
-  // end of the transport.
+  // The job has failed: peers may go on sending for some time, and nobody will receive that. Called
+  // before the end of the transport.
   virtual void abandon() noexcept {}
 
  protected:
-  // What send() does first. Throws Error(Limit).
+  // Called first by every send(). Throws Error(Limit).
   static void require_sendable(const SharedBytes& message);
 };
 

@@ -8,7 +8,7 @@
 namespace horon::core {
 namespace {
 
-// First, other, other, first, first, ...: what drifts evenly meanwhile counts for both alike.
+// First, other, other, first, first, ...: an even drift meanwhile affects both equally.
 constexpr size_t kPairs = 6;
 // Student's t of kPairs - 1 degrees of freedom, one-sided, 1 in 100.
 constexpr double kStudentT = 3.365;

@@ -39,7 +39,7 @@ class Autotuner {
   Autotuner(std::vector<TuningPoint> choices, const Options& options,
             std::optional<size_t> known = {});
 
-  // With which choice the next steps are to run. When all ranks do so, call changed().
+  // The choice with which the next steps are to run. Call changed() when all ranks do so.
   size_t wanted() const { return wanted_; }
   void changed();
   // wanted() is not in use yet.

@@ -28,8 +28,8 @@ class BayesianSearch {
   };
   // Where to look next.
   Look next() const;
-  // Of those that were observed, the one that is believed to be the cheapest; before that the
-  // first.
+  // The observed choice that is believed to be the cheapest; the first choice while none has been
+  // observed.
   size_t best() const;
   size_t looks() const { return seen_.size(); }
 

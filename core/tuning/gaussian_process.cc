@@ -48,7 +48,8 @@ Eigen::VectorXd deviations(std::span<const double> values, double constant) {
   return result;
 }
 
-// What a value costs in log likelihood that lies `spread` e-folds beside the likely one: one half.
+// The cost in log likelihood of a value: one half if it lies `spread` e-folds beside the likely
+// one.
 double surprise(double value, double likely, double spread) {
   const double off = std::log(value / likely) / spread;
   return off * off / 2;

@@ -43,7 +43,7 @@ class GaussianProcess {
   GaussianProcess& operator=(GaussianProcess&&) noexcept;
   ~GaussianProcess();
 
-  // Of the function itself, without the noise of a further measurement.
+  // The belief about the function itself, without the noise of a further measurement.
   Belief at(const TuningPoint& point) const;
   const GaussianKernel& kernel() const { return kernel_; }
 

@@ -22,7 +22,7 @@ class TuningLog {
     double over_start = 1;  // the median over that of the first sample
   };
 
-  // Where this process has not yet written to the file, it is begun anew. `settings` give the names
+  // Begins the file anew, unless this process has written to it before. `settings` give the names
   // of the columns. Throws Error(Config) that names the file and the reason, as add() does.
   TuningLog(std::string path, const TuningSettings& settings);
   // The file is complete after each call.

@@ -20,7 +20,7 @@ namespace {
 using core::Progress;
 
 constexpr int64_t kElementsPerStep = int64_t{128} << 10;
-// Those above are the ones of hosts_exchange.h, those below of message_exchange.h.
+// Tags above these belong to hosts_exchange.h, tags below to message_exchange.h.
 constexpr int kFirstTag = Messages::kFirstBlockTag + static_cast<int>(ExchangeWindow::kDistinct);
 
 }  // namespace
@@ -69,7 +69,7 @@ class AdasumAllreduce::Running final : public core::InFlight {
     return static_cast<size_t>(elements) * size_of(batch_.dtype);
   }
   std::byte* output(int64_t element) const { return batch_.output + bytes_of(element); }
-  // The products are there too: MPI may still use them when this is given up.
+  // It holds the products too: MPI may still use them when this is given up.
   void take_scratch() {
     int64_t received = 0;
     for (const AdasumTask& task : tasks_) {
@@ -82,7 +82,7 @@ class AdasumAllreduce::Running final : public core::InFlight {
     received_ = memory + 2 * products;
   }
 
-  // False: to be called again, since it waits for a peer or the step has been long enough.
+  // False: call it again, since it waits for a peer or the step has been long enough.
   bool run(const AdasumTask& task) {
     switch (task.kind) {
       case AdasumTask::Kind::CopyIn:
@@ -105,7 +105,7 @@ class AdasumAllreduce::Running final : public core::InFlight {
   }
 
   // Calls visit(tensor, first element, elements) for the stretches of tensors in a range, as many
-  // as the step has time for. True when the range is through.
+  // as the step has time for. True when the range is done.
   template <class Visit>
   bool walk(const AdasumRange& range, const Visit& visit) {
     if (!std::exchange(begun_, true)) {
@@ -206,7 +206,7 @@ class AdasumAllreduce::Running final : public core::InFlight {
   const std::vector<AdasumTask> tasks_;
   std::vector<int64_t> ends_;  // of the tensors that have elements, in elements of the batch
   size_t next_ = 0;            // task
-  bool begun_ = false;         // that task
+  bool begun_ = false;         // the task next_ has begun
   int64_t budget_ = 0;         // elements that this step may still touch
   int64_t at_ = 0;             // of a walk: the next element
   size_t tensor_ = 0;          // it belongs to

@@ -2,10 +2,10 @@
 // its own.
 //
 // The vectors of two ranks are combined, then those of two pairs, and so on: by vector halving and
-// distance doubling, as the paper has it, so that each rank combines its share of the elements. The
-// scalar products are summed over the ranks that have the parts of the two vectors. Where the
-// number of ranks is no power of two, the ranks above the largest one give their vectors to as many
-// of the first ranks before, and get the result after. Between each two ranks by messages.
+// distance doubling, as in the paper, so that each rank combines its share of the elements. The
+// scalar products are summed over the ranks that have parts of the two vectors. If the number of
+// ranks is no power of two, the ranks above the largest power first give their vectors to as many
+// of the first ranks, and get the result afterwards. Every two ranks exchange messages.
 //
 // All ranks end with the same bits, since each element is combined by one of them. 16-bit floats
 // are rounded after each combination.
@@ -24,13 +24,13 @@ namespace horon::ops {
 
 class AdasumAllreduce final : public core::CollectiveOp {
  public:
-  // All ranks of the set. `piece_bytes_max`: the longest message.
+  // Among all ranks of the set. `piece_bytes_max`: the longest message.
   AdasumAllreduce(std::shared_ptr<Messages> messages, std::shared_ptr<core::ScratchPool> scratch,
                   int rank, int size, int64_t piece_bytes_max = Messages::kBytesMax);
 
   std::string_view name() const override { return "adasum_allreduce"; }
   std::string refusal(const core::BatchFacts& facts) const override;
-  // Tags go by the order of start.
+  // Tags follow the order of start.
   core::StartOrder start_order() const override { return core::StartOrder::Log; }
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;
 

@@ -12,11 +12,11 @@
 namespace horon::ops {
 namespace {
 
-// As many sums side by side as let the compiler use vectors: it may not change the order by itself.
+// So many sums side by side let the compiler use vectors: it may not reorder additions by itself.
 constexpr int64_t kLanes = 8;
-// The root of the least normal double. No vector of float32 is below it but zeros.
+// The root of the least normal double. Only a zero vector of float32 is below it.
 constexpr double kLeastSquare = 1.5e-154;
-// Of 16-bit floats, which are widened into a buffer on the stack first.
+// Elements of 16-bit floats that are widened at a time, into a buffer on the stack.
 constexpr int64_t kWidened = 1024;
 
 template <class T>
@@ -61,8 +61,8 @@ void combine_by(const AdasumFactors& factors, const std::byte* a, const std::byt
   }
 }
 
-// The factor of a vector that is much shorter than the other one may be beyond float, and so may
-// what a factor above 1 makes of a large element.
+// The factor of a vector much shorter than the other may exceed the range of float, and so may the
+// product of a factor above 1 and a large element.
 void combine_floats(const AdasumFactors& factors, const std::byte* a, const std::byte* b,
                     std::byte* to, int64_t count) {
   constexpr double most = std::numeric_limits<float>::max();
@@ -75,8 +75,8 @@ const std::byte* bytes_of(const std::array<float, kWidened>& numbers) {
   return reinterpret_cast<const std::byte*>(numbers.data());
 }
 
-// Calls visit(first element, number of elements, those of a, those of b) for stretches of 16-bit
-// floats, widened to float.
+// Calls visit(first element, number of elements, elements of a, elements of b) for stretches of
+// 16-bit floats, widened to float.
 template <class Visit>
 void for_each_widened(DataType dtype, const std::byte* a, const std::byte* b, int64_t count,
                       const Visit& visit) {

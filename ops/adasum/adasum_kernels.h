@@ -30,11 +30,11 @@ struct AdasumProducts {
   }
 };
 
-// What each vector is multiplied by.
+// The factors of the two vectors.
 struct AdasumFactors {
   double a = 1;
   double b = 1;
-  // No element of either is more, once it is multiplied.
+  // No element of either vector exceeds this once it is multiplied.
   double most = 0;
 };
 

@@ -32,8 +32,8 @@ class TaskList {
  private:
   void add(const AdasumTask& task) { tasks_.push_back(task); }
 
-  // `distance`: the products are those of the parts that so many ranks have, times two; 0: of one
-  // rank.
+  // `distance`: the products are summed over the parts of 2 * `distance` ranks; 0: one rank has all
+  // parts.
   void combine(const AdasumRange& range, bool own_first, int distance) {
     add({AdasumTask::Kind::Products, -1, {}, range, own_first});
     for (int step = 1; step <= distance; step *= 2) {

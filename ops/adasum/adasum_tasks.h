@@ -29,8 +29,8 @@ struct AdasumTask {
   bool into_output = true;  // what is received; else into scratch
 };
 
-// In order. The exchanges of a rank with a peer, and their sums, stand in the same order as the
-// peer's with it, since one tag serves for all of them. `count`: elements of the batch.
+// The tasks in their order. A rank's exchanges and sums with a peer have the same order as the
+// peer's with the rank, since one tag serves for all of them. `count`: elements of the batch.
 std::vector<AdasumTask> adasum_tasks(int rank, int size, int64_t count);
 
 }  // namespace horon::ops

@@ -8,11 +8,11 @@
 namespace horon::ops {
 namespace {
 
-// On every machine so few bytes are read from all cells in less time than a second hand-off takes:
-// up to here cells always win.
+// On every machine so few bytes are read from all cells faster than a second hand-off takes: up to
+// here cells always win.
 constexpr int64_t kCellBytesAlways = 512;
-// One hop takes as long as so many messages: a rank that passes a message on has other work between
-// its looks for messages.
+// One hop takes as long as so many messages: a rank that passes a message on does other work
+// between its looks for messages.
 constexpr double kMessagesOfHop = 4;
 
 // Hops from the source to the last host.
@@ -47,9 +47,9 @@ double rounds_us(const Situation& situation, Algorithm algorithm,
   return 2 * constants.message_us + both * others / situation.hosts / constants.wire_bytes_per_us;
 }
 
-// The first chunk goes to the last host, and the others follow it. One child: each wire carries the
-// block once, but it passes all hosts one after the other. More: it is there after fewer hops, and
-// goes over a wire as many times.
+// The first chunk goes to the last host, and the others follow it. With one child each wire carries
+// the block once, but it passes all hosts one after the other. With more children it arrives after
+// fewer hops, but a host's wire carries it once for each child.
 double tree_us(const Situation& situation, int fan_out, const MachineConstants& constants) {
   const auto first = static_cast<double>(std::min(situation.bytes, situation.chunk_bytes));
   const double rest = static_cast<double>(situation.bytes) - first;
@@ -59,7 +59,7 @@ double tree_us(const Situation& situation, int fan_out, const MachineConstants& 
          hops_of_tree(situation.hosts, fan_out) * hop;
 }
 
-// The first of those that take least.
+// The choice that takes least; the first of several.
 template <class... Others>
 Choice fastest(const Situation& situation, const MachineConstants& constants, Choice best,
                Others... others) {
@@ -160,8 +160,9 @@ Choice choose_algorithm(const Situation& situation, const MachineConstants& cons
   return {Algorithm::Mpi};
 }
 
-// What two ranks take to exchange blocks is in the constants. A block that goes one way only is
-// shared out alike: the kernel copies it with both cores, or each core makes one of the two copies.
+// The constants tell how fast two ranks exchange blocks. A block that goes only one way is shared
+// out in the same way: the kernel copies it with both cores, or each core makes one of the two
+// copies.
 bool copies_by_kernel(std::string_view knob, const MachineConstants& constants) {
   if (knob != "auto") return knob == "on";
   return constants.process_copy_bytes_per_us >= constants.ring_copy_bytes_per_us;

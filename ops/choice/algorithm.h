@@ -38,7 +38,7 @@ struct Situation {
   Reach reach = Reach::SharedMemory;
   int hosts = 1;
   int ranks_of_host = 1;  // of the host that has most
-  // As it travels: of an allreduce or a broadcast the whole of it, else what one member sends.
+  // As it travels: all of an allreduce or a broadcast, else what one member sends.
   int64_t bytes = 0;
   int64_t result_bytes = 0;  // Allreduce between hosts: as the result travels
   int64_t cell_bytes = 0;    // Allreduce in shared memory: what a cell holds
@@ -54,13 +54,13 @@ struct Choice {
 
 Choice choose_algorithm(const Situation& situation, const MachineConstants& constants);
 
-// What the choice compares: a time that leaves out whatever all candidates have in common. Of the
-// algorithms that are compared with others only: Cells, Pieces, OneRound, TwoRounds and Tree.
+// What the choice compares: a time without what all candidates have in common. Only for algorithms
+// that are compared with others: Cells, Pieces, OneRound, TwoRounds and Tree.
 double compared_us(const Situation& situation, const Choice& choice,
                    const MachineConstants& constants);
 
-// Whether long blocks between the private memories of two ranks of a host are copied by the kernel,
-// where it may, or by way of shared memory. `knob`: what HORON_CMA says.
+// Whether the kernel copies long blocks between the private memories of two ranks of a host, where
+// it may; else they go by way of shared memory. `knob`: the value of HORON_CMA.
 bool copies_by_kernel(std::string_view knob, const MachineConstants& constants);
 
 // For people: "two rounds", "tree of fan-out 3", "chain".

@@ -42,14 +42,14 @@ bool is_file(const std::string& path) {
   return std::filesystem::is_regular_file(path, ignored);
 }
 
-// Nothing that is written there is read again.
+// What is written to a device is never read again.
 bool is_device(const std::string& path) {
   std::error_code ignored;
   return std::filesystem::exists(path, ignored) && !is_file(path) &&
          !std::filesystem::is_directory(path, ignored);
 }
 
-// A file of other content is somebody's, and a mistyped path; that of another version is not.
+// A file of other content is somebody else's (a mistyped path); one of another version is not.
 bool is_foreign(const std::string& path) {
   if (!is_file(path)) return false;
   std::ifstream file(path);
@@ -58,7 +58,7 @@ bool is_foreign(const std::string& path) {
   return file.gcount() > 0 && start != kTitleStart;
 }
 
-// What is no line of this format is left out.
+// Leaves out lines that have not this format.
 std::vector<KeptLine> read_lines(const std::string& path) {
   std::vector<KeptLine> lines;
   if (!is_file(path)) return lines;

@@ -1,8 +1,8 @@
 // The file that keeps what was measured, so that the next job on the same hosts need not measure
 // again. One line for each job: its hosts and ranks, the day, and the constants.
 //
-// It only saves time. So a file that can't be read or written, or that holds something else, is as
-// good as none, and nothing here throws.
+// The file only saves time. So one that can't be read or written, or that holds something else,
+// counts as none, and nothing here throws.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@ namespace horon::ops {
 
 class ConstantsFile {
  public:
-  // Networks and machines change: what is older is measured again.
+  // Networks and machines change: older constants are measured again.
   static constexpr int64_t kDaysMax = 7;
-  // The oldest lines make room.
+  // At most so many lines; the oldest ones make room.
   static constexpr size_t kLinesMax = 64;
 
   // Empty: there is no file.

@@ -1,4 +1,4 @@
-// What the collectives of one process set run on, seen from one rank: who the members are, who of
+// What the collectives of one process set run on, seen from one rank: who the members are, which of
 // them share a host, their shared memory and their MPI communicator. The world is one of them.
 //
 // Ops are made from a communicator (ops/builtin.h), in the same way for every set.
@@ -23,16 +23,16 @@ class Communicator {
     uint32_t id = 0;           // the same on all members; 0: of all ranks of the job
     std::vector<int> members;  // ranks of the job, ascending; this rank is one of them
     core::Topology topology;   // of the members: its ranks are indices into `members`
-    // The members of this host. It may be not available, but never null.
+    // The members of this host. Never null, but perhaps not available().
     std::shared_ptr<core::LocalGroup> local_group;
     // Zeroed memory for the ops alone, 64-byte aligned, the same on all members of this host. Null
     // if the group is not available.
     std::byte* area = nullptr;
-    // On each host that members are on, they share memory: then all of them have an area.
+    // On each of their hosts the members share memory: then all of them have an area.
     bool all_share_memory = false;
     // Null: no ops on MPI, or set_mpi() comes later.
     std::unique_ptr<MpiCommunicator> mpi;
-    // What its ops choose algorithms by; the same on all ranks of the job.
+    // By these its ops choose algorithms; the same on all ranks of the job.
     MachineConstants constants;
   };
 
@@ -55,11 +55,11 @@ class Communicator {
   const void* mpi() const;
   void set_mpi(std::unique_ptr<MpiCommunicator> mpi);
   const MachineConstants& constants() const { return parts_.constants; }
-  // Before ops are made.
+  // Call it before ops are made.
   void set_constants(const MachineConstants& constants) { parts_.constants = constants; }
 
-  // What a hierarchical collective makes its sub-communicators of, as ranks of the job: the members
-  // of this host, and the lowest member of each host.
+  // From these a hierarchical collective makes its sub-communicators, as ranks of the job: the
+  // members of this host, and the lowest member of each host.
   std::vector<int> members_of_this_host() const { return as_ranks(parts_.topology.local_ranks); }
   std::vector<int> leaders() const { return as_ranks(parts_.topology.leaders()); }
 

@@ -21,7 +21,8 @@ namespace {
 using core::concat;
 using Clock = std::chrono::steady_clock;
 
-// Ranks that wait for MPI tell each other so this often: then the runtime sees who does not answer.
+// How often ranks that wait for MPI report to each other, so that the runtime sees who does not
+// answer.
 constexpr auto kReportInterval = std::chrono::seconds(1);
 
 double seconds_since(Clock::time_point begin) {
@@ -39,8 +40,8 @@ constexpr char kReady = 'r';
 constexpr char kWaiting = 'w';
 constexpr char kFailed = 'f';
 
-// Waits until the next report is due, as the program waits for a collective: what the wait check
-// throws ends it, and with the call of MPI's MPI itself.
+// Waits until the next report is due, as the program waits for a collective. An exception of the
+// wait check ends the wait, and abandons MPI together with its call.
 bool returned_in_time(MpiCommunicatorCall& call) {
   const auto due = Clock::now() + kReportInterval;
   while (!call.wait(core::kWaitCheckInterval)) {
@@ -57,7 +58,7 @@ class CommunicatorMaker::Progress {
  public:
   explicit Progress(const std::vector<std::string>& states) {
     for (size_t i = 0; i < states.size(); ++i) {
-      if (states[i].empty()) continue;  // it has no part in this
+      if (states[i].empty()) continue;  // the rank takes no part
       const char letter = states[i].front();
       const auto rank = static_cast<int>(i);
       if (first_rank_ < 0) first_rank_ = rank;
@@ -138,8 +139,7 @@ std::shared_ptr<Communicator> CommunicatorMaker::make(const Communicator& world,
   const uint8_t shares = takes_part && parts.local_group->available() ? 1 : 0;
   parts.all_share_memory =
       all_share(core::allgather_values(talk, core::Bootstrap::Among::Job, shares), parts.members);
-  // Where only one thread of some rank may call MPI at a time, the one that may do so makes it, by
-  // connect().
+  // If some rank allows only one thread in MPI, the thread that may call it does so, in connect().
   if (threads_at_once_) parts.mpi = make_mpi(talk, part);
   if (!takes_part) return nullptr;
   if (parts.local_group->available()) {
@@ -156,7 +156,7 @@ std::unique_ptr<MpiCommunicator> CommunicatorMaker::make_mpi(const core::Bootstr
   std::optional<MpiCommunicatorCall> call;
   std::string fault;
   if (!part.members.empty() && library_.abandoned()) {
-    // On all members alike. The call that was left there may keep a new one waiting for ever.
+    // So on all members. The call that was left in MPI may keep a new one waiting for ever.
     fault = "MPI was given up by an earlier call";
   } else if (!part.members.empty()) {
     try {
@@ -183,7 +183,7 @@ std::unique_ptr<MpiCommunicator> CommunicatorMaker::make_mpi(const core::Bootstr
     const bool too_long =
         options_.abort_after_s > 0 && progress.waited_s() >= options_.abort_after_s;
     if (progress.failure() || too_long) {
-      // Whoever waits in MPI may do so for ever, so no rank may wait for it there.
+      // A rank that waits in MPI may do so for ever, so no other rank may wait there for it.
       if (!progress.waiting().empty()) give_mpi_up(talk);
       if (progress.failure()) {
         throw Error(ErrorCode::OperationFailed, concat(part.what, ": ", *progress.failure()));
@@ -200,9 +200,9 @@ std::unique_ptr<MpiCommunicator> CommunicatorMaker::make_mpi(const core::Bootstr
   return call ? call->take() : nullptr;
 }
 
-// All who talk have the same states, unless the wait check of one has ended its wait for them: that
-// rank does not know that the others give MPI up, and would wait for them where MPI ends. So they
-// meet once more.
+// All ranks that talk have the same states, unless the wait check of one has ended its wait for
+// them. That rank does not know that the others give MPI up, and would wait for them in
+// MPI_Finalize(). So they meet once more.
 void CommunicatorMaker::give_mpi_up(const core::Bootstrap& talk) const {
   library_.abandon();
   try {
@@ -212,8 +212,8 @@ void CommunicatorMaker::give_mpi_up(const core::Bootstrap& talk) const {
   }
 }
 
-// The call has a thread of its own here too, while this one waits and calls nothing of MPI's: that
-// is what MPI_THREAD_SERIALIZED allows, and this thread can give up.
+// The call has a thread of its own here too, while this thread waits and makes no call of MPI's.
+// MPI_THREAD_SERIALIZED allows that, and this thread can give up.
 void CommunicatorMaker::connect(Communicator& communicator, uint32_t id) const {
   if (communicator.mpi() != nullptr) return;
   MpiCommunicatorCall call(library_, [this, members = communicator.members(), id] {

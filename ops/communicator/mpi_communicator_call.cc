@@ -10,7 +10,7 @@
 
 namespace horon::ops {
 
-// Shared with the thread, which may stay behind.
+// Shared with the thread, which may outlive this object.
 struct MpiCommunicatorCall::Call {
   std::mutex mutex;
   std::condition_variable changed;

@@ -1,6 +1,6 @@
 // Makes the MPI communicator of some ranks on a thread of its own.
 //
-// MPI makes one by a blocking call only (MPI_Comm_create_group). If a member dies or stops there,
+// MPI only has a blocking call for it (MPI_Comm_create_group). If a member dies or stops there,
 // that call never returns. On a thread of its own it holds up nobody, and the ranks can find out
 // who is missing.
 #pragma once
@@ -21,9 +21,8 @@ class MpiCommunicatorCall {
   // `make` blocks and may throw. The library must outlive the communicator.
   MpiCommunicatorCall(core::MpiLibrary& library,
                       std::function<std::unique_ptr<MpiCommunicator>()> make);
-  // If the call has not returned it is left as it is, and so is MPI: the library is abandoned. A
-  // communicator that nobody has taken is never freed: that is collective, and other members may
-  // have none.
+  // If the call has not returned, it is left running and the library is abandoned. A communicator
+  // that was not taken is never freed: that is collective, and other members may have none.
   ~MpiCommunicatorCall();
   MpiCommunicatorCall(const MpiCommunicatorCall&) = delete;
   MpiCommunicatorCall& operator=(const MpiCommunicatorCall&) = delete;

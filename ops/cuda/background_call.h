@@ -1,4 +1,4 @@
-// A call that may take long, on a thread of its own, for somebody who must not wait for it.
+// Runs a call that may take long on a separate thread, for a caller that must not wait for it.
 #pragma once
 
 #include <functional>
@@ -17,8 +17,8 @@ namespace horon::ops {
 template <class Result>
 class BackgroundCall {
  public:
-  // `unwanted` gets a result that nobody takes before this object is destroyed. It runs on another
-  // thread, if one can be made; it may take long, and throws nothing.
+  // `unwanted` gets the result if this object is destroyed before take() has returned it. It runs
+  // on another thread, if one can be made; it may take long, and must throw nothing.
   explicit BackgroundCall(std::function<Result()> call, std::function<void(Result)> unwanted = {})
       : state_(std::make_shared<State>()) {
     state_->unwanted = std::move(unwanted);
@@ -48,15 +48,15 @@ class BackgroundCall {
     try {
       const core::BlockedSignals blocked;
       std::thread([state = state_] { state->unwanted(std::move(*state->result)); }).detach();
-    } catch (...) {  // no thread to be had: then this one
+    } catch (...) {  // no thread can be started: then on this one
       state_->unwanted(std::move(*state_->result));
     }
   }
   BackgroundCall(const BackgroundCall&) = delete;
   BackgroundCall& operator=(const BackgroundCall&) = delete;
 
-  // Nothing: it has not returned. Throws, as Error, what the call has thrown. Gives the result
-  // once.
+  // nullopt: the call has not returned. Throws, as Error, what the call has thrown. Gives the
+  // result once.
   std::optional<Result> take() {
     const std::lock_guard lock(state_->mutex);
     if (state_->error) throw Error(*state_->error);

@@ -1,10 +1,10 @@
 // Collectives in CUDA graphs: the queue and the scratch of what is captured.
 //
-// A program that captures its streams gives collectives as ever. Their tensors' events draw the
-// queue below into the capture, the calls of NCCL become nodes of the graph, and the event that the
-// program's stream waits for leads back. So the ranks agree on the order once, at the capture. A
-// launch of the graph asks nobody: every member launches it, as often and in the same order between
-// its other collectives.
+// A program that captures its streams submits collectives as usual. The events of their tensors
+// draw the queue below into the capture, the calls of NCCL become nodes of the graph, and the event
+// for which the program's stream waits leads back. So the ranks agree on the order once, at the
+// capture. A launch of the graph asks nobody: every member launches it equally often, and in the
+// same order between its other collectives.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,5 @@
-// The calls of CUDA that Horon makes, as one narrow table: the real ones, or a host that does the
-// same with threads, so that all that is built on them runs in tests on any machine.
+// The calls of CUDA that Horon makes, as one narrow interface: the real ones, or a host that does
+// the same with threads, so that all that is built on them runs in tests on any machine.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@ namespace horon::ops {
 using CudaStream = void*;
 using CudaEventHandle = void*;
 
-// Of one device: a call makes it the current one of the calling thread while it lasts. What fails
-// throws Error(OperationFailed) with the text of the call and CUDA's own. Any thread.
+// For one device: each call makes it the calling thread's current device while the call lasts. A
+// failure throws Error(OperationFailed) with the name of the call and CUDA's own text. Any thread.
 class CudaApi {
  public:
   virtual ~CudaApi() = default;
@@ -29,8 +29,8 @@ class CudaApi {
   virtual bool enter() const = 0;
   virtual void leave() const noexcept = 0;
 
-  // Non-blocking (the legacy default stream does not wait for it), of the highest priority: a
-  // collective that is late holds back all ranks.
+  // Non-blocking (the legacy default stream does not wait for it), with the highest priority: a
+  // late collective holds back all ranks.
   virtual CudaStream create_stream() = 0;
   // Work that is in it still happens.
   virtual void destroy_stream(CudaStream stream) noexcept = 0;
@@ -38,7 +38,7 @@ class CudaApi {
   virtual CudaEventHandle create_event() = 0;
   virtual void destroy_event(CudaEventHandle event) noexcept = 0;
   virtual void record(CudaEventHandle event, CudaStream stream) = 0;
-  // What is enqueued from now on happens behind what the event was recorded behind.
+  // Work that is enqueued from now on runs after the work that the event was recorded behind.
   virtual void wait_in(CudaStream stream, CudaEventHandle event) = 0;
   virtual bool happened(CudaEventHandle event) = 0;
   // Blocks this thread.
@@ -49,23 +49,23 @@ class CudaApi {
   virtual std::byte* allocate(size_t bytes) = 0;
   // Waits for all work of the device.
   virtual void free(std::byte* memory) noexcept = 0;
-  // The same memory in the order of a stream, without waiting for the device: it is there for what
-  // is enqueued behind the first call, and gone for what is enqueued behind the second.
+  // The same in the order of a stream, without waiting for the device: work enqueued after the
+  // first call may use the memory, work enqueued after the second may not.
   virtual std::byte* allocate_in(CudaStream stream, size_t bytes) = 0;
   virtual void free_in(CudaStream stream, std::byte* memory) noexcept = 0;
 
-  // Host memory that stays where it is and that kernels reach, at the same address. Never null for
-  // bytes > 0; throws Error(Limit) if there is none. It is freed when no work uses it.
+  // Pinned host memory, which kernels reach at the same address. Never null for bytes > 0; throws
+  // Error(Limit) if there is none. Free it only when no work uses it.
   virtual std::byte* allocate_pinned(size_t bytes) = 0;
   virtual void free_pinned(std::byte* memory) noexcept = 0;
 
   virtual void launch(const MoveLaunch& launch, CudaStream stream) = 0;
-  // One stretch between memory of the device and of the host, by an engine of the device: a kernel
-  // would take its processors for as long as the bus takes.
+  // Copies one stretch between memory of the device and of the host by a copy engine: a kernel
+  // would occupy processors of the device for as long as the bus takes.
   virtual void copy(std::byte* to, const std::byte* from, size_t bytes, CudaStream stream) = 0;
 
-  // How the calling thread goes with graph captures of other threads, as a cudaStreamCaptureMode:
-  // in a new thread they are broken by calls such as happened(). Returns the mode before.
+  // Sets how the calling thread treats graph captures of other threads, as a cudaStreamCaptureMode:
+  // in a new thread calls such as happened() break them. Returns the mode before.
   static constexpr int kStaysOutOfCaptures = 2;  // cudaStreamCaptureModeRelaxed
   virtual int exchange_capture_mode(int mode) noexcept = 0;
   // For a thread of Horon's own: it works on this device and breaks nobody's captures.
@@ -75,8 +75,8 @@ class CudaApi {
   }
 };
 
-// For calls of libraries that work on the current device of the thread. A thread of the program
-// has its own device back afterwards.
+// For calls of libraries that work on the thread's current device. Afterwards a thread of the
+// program has its own device back.
 class CudaDeviceGuard {
  public:
   explicit CudaDeviceGuard(const CudaApi& cuda) : cuda_(cuda), entered_(cuda.enter()) {}

@@ -33,8 +33,8 @@ class CudaEvent final : public NativeCudaEvent {
   const CudaEventHandle event_;
 };
 
-// Of a stream that is captured in a graph. CUDA refuses to say whether it has happened, and breaks
-// the capture; what was captured before it, the host need not wait for.
+// An event in a stream that is captured in a graph. Asking CUDA whether it has happened would break
+// the capture; and the host need not wait for work that was only captured.
 class CapturedEvent final : public NativeCudaEvent {
  public:
   CapturedEvent(std::shared_ptr<CudaApi> api, CudaStream stream) : event_(std::move(api), stream) {}

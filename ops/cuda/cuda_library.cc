@@ -15,8 +15,8 @@
 namespace horon::ops {
 namespace {
 
-// CUDA keeps the newest error of a thread until cudaGetLastError() asks for it. The program's own
-// call must not find one of Horon's. An older one of the program stays.
+// CUDA keeps a thread's newest error until cudaGetLastError() asks for it. The program's own calls
+// must not find one of Horon's. An older error of the program's stays.
 void take_back(cudaError_t error) noexcept {
   if (cudaPeekAtLastError() == error) (void)cudaGetLastError();
 }
@@ -33,8 +33,8 @@ void check(const char* call, cudaError_t error) {
 cudaStream_t as_stream(CudaStream stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t as_event(CudaEventHandle event) { return static_cast<cudaEvent_t>(event); }
 
-// Of the driver, which the process may not have, so they are looked up. The runtime could only set
-// a device again as the current one, and would make a context on it if it has none.
+// Functions of the driver, which the process may not have, so they are looked up. The runtime could
+// only set a device as the current one, and would make a context there if it has none.
 struct ContextCalls {
   ContextCalls() {
     void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW);  // the runtime has loaded it
@@ -96,7 +96,7 @@ class Cuda final : public CudaApi {
           cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest_priority_));
     return stream;
   }
-  // At the end of the process the driver may be gone: what fails then is of no interest.
+  // At the end of the process the driver may be gone: failures then do not matter.
   void destroy_stream(CudaStream stream) noexcept override {
     const CudaDeviceGuard guard(*this);
     (void)cudaStreamDestroy(as_stream(stream));
@@ -195,7 +195,7 @@ class Cuda final : public CudaApi {
 
  private:
   void check_kernels(cudaError_t error) const {
-    // CUDA says one or the other of a GPU that is older than what the kernels were compiled for.
+    // CUDA gives one or the other for a GPU that is older than what the kernels were compiled for.
     if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
       take_back(error);
       throw missing_kernels(properties_.name, properties_.major, properties_.minor,

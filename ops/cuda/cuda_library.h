@@ -18,10 +18,11 @@ struct CudaStatus {
 // Asks the driver, once; makes no context on a device. Never throws. Any thread.
 const CudaStatus& cuda_status();
 
-// Its place on the PCI bus of this host: "0000:3B:00.0". Makes no context. Throws Error.
+// The device's place on the PCI bus of this host: "0000:3B:00.0". Makes no context. Throws Error.
 std::string bus_of_cuda_device(int device);
 
-// Work that is given to the stream is captured in a graph, and does not happen now. Any thread.
+// Whether the stream is being captured in a graph, so that its work does not happen now. Any
+// thread.
 bool is_captured(CudaStream stream) noexcept;
 
 // Makes the context of the device, if the program has not, and loads all kernels, so that none is

@@ -1,4 +1,4 @@
-// The memory of one CUDA device, and a stream in which the work of one process set happens.
+// The memory of one CUDA device, and a stream in which the work of one process set runs.
 #pragma once
 
 #include <functional>
@@ -13,12 +13,12 @@ namespace horon::ops {
 
 class CudaQueue final : public core::MemoryQueue {
  public:
-  // Captures: what it is given becomes part of the graph that is captured in the stream whose event
+  // Captures: its work becomes part of the graph that is being captured in the stream whose event
   // it has waited for last (capture_memory.h).
   enum class Use : uint8_t { Eager, Captures };
 
-  // Nothing is asked of the device before there is work for it: `open` is called once, then. So
-  // each call may throw what it throws.
+  // Does not touch the device before there is work for it: then `open` is called, once. So each
+  // call may throw what `open` throws.
   explicit CudaQueue(std::function<std::shared_ptr<CudaApi>()> open, Use use = Use::Eager)
       : open_(std::move(open)), use_(use) {}
   explicit CudaQueue(std::shared_ptr<CudaApi> api)
@@ -33,10 +33,10 @@ class CudaQueue final : public core::MemoryQueue {
   void copy(std::span<const core::CopyItem> items) override;
   std::shared_ptr<core::Event> record() override;
 
-  // Memory of the device for what is enqueued from now on. It may be released as soon as all work
-  // that uses it is enqueued, and that waits for nothing. It may outlive the queue. Captures:
-  // graphs use it as often as they are launched, so the queue keeps it, and gives it out again.
-  // Programs let one launch wait for the other.
+  // Device memory for work that is enqueued from now on. It may be released as soon as all work
+  // that uses it is enqueued; that waits for nothing. It may outlive the queue. Captures: the queue
+  // keeps the memory and gives it out again, since graphs use it whenever they are launched.
+  // Programs must let one launch wait for the other.
   std::shared_ptr<std::byte> allocate(size_t bytes);
   void launch(const MoveLaunch& launch) { api().launch(launch, stream()); }
   // As CudaApi::copy().
@@ -70,13 +70,13 @@ class CudaQueue final : public core::MemoryQueue {
     std::shared_ptr<std::byte> memory;
     size_t bytes;
   };
-  std::vector<Kept> kept_;  // what nobody else holds serves the next one
+  std::vector<Kept> kept_;  // memory that nobody else holds is given out again
 };
 
 class CudaMemory final : public core::MemoryDomain {
  public:
-  // `open`: as in CudaQueue; it returns at once after `is_open` has said true. Null: it always
-  // does.
+  // `open`: as in CudaQueue; it returns at once after `is_open` has returned true. `is_open` null:
+  // it always does.
   CudaMemory(int device, std::function<std::shared_ptr<CudaApi>()> open,
              std::function<bool()> is_open = nullptr)
       : device_(device), is_open_(std::move(is_open)), queue_(std::move(open)) {}
@@ -94,7 +94,7 @@ class CudaMemory final : public core::MemoryDomain {
 
  private:
   const int device_;
-  const std::function<bool()> is_open_;  // null: it is
+  const std::function<bool()> is_open_;  // null: always open
   CudaQueue queue_;
 };
 

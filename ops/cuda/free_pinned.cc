@@ -22,7 +22,7 @@ void PinnedFrees::free(std::shared_ptr<CudaApi> api, std::byte* memory) noexcept
       api->free_pinned(memory);
       freed.set_value();
     }).detach();
-  } catch (...) {  // no thread to be had: rather the memory than this one
+  } catch (...) {  // no thread can be started: better lose the memory than block this thread
   }
 }
 

@@ -20,7 +20,7 @@ class PinnedFrees {
  public:
   // Returns at once.
   void free(std::shared_ptr<CudaApi> api, std::byte* memory) noexcept;
-  // Until all has been given back, but not longer than this: where nothing runs on the device it
+  // Waits until all has been given back, but not longer than this. If nothing runs on the device it
   // takes no time.
   void wait(std::chrono::milliseconds at_most = std::chrono::milliseconds(200)) noexcept;
 
@@ -29,7 +29,7 @@ class PinnedFrees {
   std::vector<std::future<void>> under_way_;
 };
 
-// One piece of memory, with that wait.
+// Gives one piece of memory back, with that wait.
 inline void free_pinned_elsewhere(std::shared_ptr<CudaApi> api, std::byte* memory) noexcept {
   PinnedFrees frees;
   frees.free(std::move(api), memory);

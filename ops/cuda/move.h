@@ -30,7 +30,7 @@ enum class MoveKind : uint8_t {
 // What all moves of a launch share.
 struct MoveParameters {
   // The work is cut into chunks of equal size, so that one huge tensor among a thousand tiny ones
-  // does not decide how long a launch takes. Of the larger of the two types:
+  // does not decide how long a launch takes. Counted in the larger of the two types:
   static constexpr uint32_t kChunkBytes = 8 << 10;
 
   MoveKind kind = MoveKind::Bytes;
@@ -42,7 +42,7 @@ struct MoveParameters {
   double factor = 1.0;
   int64_t divisor = 1;
   uint64_t pattern = 0;  // eight bytes of equal elements, as they lie in memory
-  // Set to 1 if a result is not finite (Floats only), else left alone. Null: nobody asks.
+  // Set to 1 if a result is not finite (Floats only), else left alone. Null: not checked.
   uint32_t* not_finite = nullptr;
 };
 
@@ -54,14 +54,14 @@ class MoveLaunch {
   static constexpr size_t kMovesMax = 1344;
 
   MoveLaunch() = default;
-  // Floats. float32, float64 and the types of 16 bits into themselves, float32 into the types of 16
-  // bits and back.
+  // Floats: float32, float64 and the 16-bit types into themselves, float32 into the 16-bit types
+  // and back.
   static MoveLaunch scale(DataType from, DataType to, double factor);
-  // Divide. Integers.
+  // Divide: integers.
   static MoveLaunch divide(DataType dtype, int64_t divisor);
 
   // Appends a stretch of `count` elements (bytes, if they are only copied), as several moves if it
-  // is longer than one can be. False: the launch is full, and as it was.
+  // is too long for one. False: the launch is full, and unchanged.
   bool add(const std::byte* from, std::byte* to, int64_t count);
   bool add_fill(std::byte* to, int64_t bytes, uint64_t pattern);
   // Appends a copy as make_launches() does. False: it does not fit in.

@@ -11,8 +11,8 @@
 namespace horon::ops {
 namespace {
 
-// A chunk is what a block of these has under way at once, so each block does one chunk and ends. On
-// an H200 this was faster than few blocks that take chunk after chunk.
+// A chunk is what a block of so many threads has under way at once, so each block does one chunk
+// and ends. On an H200 this was faster than few blocks that take chunk after chunk.
 constexpr int kThreads = 256;
 static_assert(kThreads * move_body::kBytesUnderWay == MoveParameters::kChunkBytes);
 
@@ -36,8 +36,8 @@ struct Table {
   Move moves[Moves];
 };
 
-// Without a wish the compiler takes few registers, so that many blocks have memory under way. Where
-// it takes too few, some would go to memory.
+// Without a wish the compiler uses few registers, so that many blocks have memory under way. Where
+// it would use too few, some values would spill to memory.
 template <class Action>
 inline constexpr int kBlocksWished = 0;
 template <class T>
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksWished<Action>)
                                {threadIdx.x, kThreads});
 }
 
-// A small table costs less to launch: its size is what is sent with each launch (on an H200 0.2,
+// A small table costs less to launch, since all of it is sent with each launch (on an H200 0.2,
 // 1.0, 1.7 and 2.5 us more than none).
 template <class Visit>
 void visit_table_size(size_t moves, const Visit& visit) {
@@ -72,8 +72,8 @@ int launch_moves(const MoveLaunch& launch, CudaStream stream) {
       Table<decltype(size)::value> table;
       table.parameters = parameters;
       std::copy(launch.moves().begin(), launch.moves().end(), table.moves);
-      // Not <<<>>>: what it returns must be asked of cudaGetLastError(), which may tell an older
-      // error of the program's own, and forgets it.
+      // Not <<<>>>, whose result only cudaGetLastError() tells: that may return an older error of
+      // the program's own, and forgets it.
       cudaLaunchConfig_t config = {};
       config.gridDim = parameters.chunks;
       config.blockDim = kThreads;

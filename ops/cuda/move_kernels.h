@@ -6,10 +6,11 @@
 
 namespace horon::ops {
 
-// CUDA's answers are given as numbers, so that this compiles without CUDA: 0 is cudaSuccess.
+// The results are CUDA's error codes as numbers, so that this compiles without CUDA: 0 is
+// cudaSuccess.
 // Enqueues one kernel.
 int launch_moves(const MoveLaunch& launch, CudaStream stream);
-// Loads all of them to the current device.
+// Loads all kernels to the current device.
 int load_move_kernels();
 
 }  // namespace horon::ops

@@ -38,9 +38,9 @@ class PinnedMemory final : public core::MemoryDomain {
   int device_index() const override { return device_; }
   bool is_open() override { return is_open_(); }
   bool ops_reach_tensors() const override { return false; }
-  // To pin memory may wait for all work of the device, also for kernels that wait for peers. So it
-  // is done on a thread of its own, one piece after the other. One that nobody takes, since a
-  // buffer of the pool came back before, serves who asks next, or makes room for another length.
+  // Pinning memory may wait for all work of the device, also for kernels that wait for peers. So it
+  // is done on a separate thread, one piece after the other. A piece that is not taken, since a
+  // buffer of the pool came back before, serves the next request, or makes room for another length.
   bool has_at_hand(size_t bytes) override {
     if (bytes == 0) return true;
     if (making_ != nullptr) {
@@ -52,8 +52,8 @@ class PinnedMemory final : public core::MemoryDomain {
     begin_to_make(bytes);
     return false;
   }
-  // What has_at_hand() has made, if it is of this length. Throws Error if the device can't be
-  // opened, or the host has no memory to pin.
+  // Gives the memory that has_at_hand() has made, if it has this length. Throws Error if the device
+  // can't be opened, or the host has no memory to pin.
   Memory allocate(size_t bytes) override {
     if (bytes == 0) return nullptr;
     if (made_ != nullptr && made_bytes_ == bytes) return std::exchange(made_, nullptr);
@@ -64,7 +64,7 @@ class PinnedMemory final : public core::MemoryDomain {
   core::MemoryQueue& queue_back() override { return queue_back_; }
 
  private:
-  // What fails for another length is no concern of who wants `bytes`.
+  // A failure for another length is not the caller's, who wants `bytes`.
   bool has_been_made(size_t bytes) {
     try {
       std::optional<Memory> made = making_->take();
@@ -96,7 +96,7 @@ class PinnedMemory final : public core::MemoryDomain {
   const std::shared_ptr<PinnedFrees> frees_ = std::make_shared<PinnedFrees>();
   std::unique_ptr<BackgroundCall<Memory>> making_;  // null: nobody has asked
   size_t making_bytes_ = 0;
-  Memory made_;  // null: nothing waits to be taken
+  Memory made_;  // waits to be taken; null: there is none
   size_t made_bytes_ = 0;
   CudaQueue queue_;
   CudaQueue queue_back_;

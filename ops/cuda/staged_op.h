@@ -1,8 +1,8 @@
 // A collective of the host on tensors of a device: the batch has been packed into host memory
 // (pinned_memory.h), where the op below runs as it does on tensors of the host. It serves where
-// NCCL can't go, such as two ranks on one GPU, and for what NCCL does not have, such as Adasum.
-// Long batches go in chunks, if the op below gives the same results so: the executor copies one
-// while this op has another (chunked_batch.h).
+// NCCL can't work, such as two ranks on one GPU, and for what NCCL does not have, such as Adasum.
+// Long batches go in chunks, if the op below then gives the same results: the executor copies one
+// chunk while this op has another (chunked_batch.h).
 #pragma once
 
 #include <memory>
@@ -38,11 +38,11 @@ class StagedOp final : public core::CollectiveOp {
   bool works_in_host_copies() const override { return true; }
   core::StartOrder start_order() const override { return below_.start_order(); }
   const core::CollectiveOp& owner_of_order() const override { return below_.owner_of_order(); }
-  // In flight they are those of the op below, which also aborts them.
+  // Flights are those of the op below, which also aborts them.
   std::unique_ptr<core::InFlight> start(core::Batch batch) override {
     batch.device = DeviceKind::Host;
     batch.queue = nullptr;
-    // A batch of one chunk: the wish was for the length of chunks.
+    // The batch is one chunk: piece_bytes was for the length of chunks.
     if (same_in_parts(batch)) batch.piece_bytes = 0;
     return below_.start(std::move(batch));
   }

@@ -34,8 +34,8 @@ BlockChunks::BlockChunks(const core::Topology& topology, int lanes, std::vector<
   }
   count_ = rows * lanes_;
   if (turns_.empty()) return;
-  // An empty chunk, which only fills a lane, costs every host a turn. Behind the last block no row
-  // follows that would need one, so they are left out there.
+  // An empty chunk, which only fills a lane, costs every host a turn. The last row needs none,
+  // since no row follows it.
   const Host& last = hosts_[static_cast<size_t>(turns_.back().hosts.back())];
   count_ -= last.rows * lanes_ - last.chunks;
 }

@@ -9,9 +9,9 @@
 
 namespace horon::ops {
 
-// A block belongs to a member: the one that everybody gets it from, or the one that gets it. Chunks
-// of all hosts' members follow each other by turns, so that all hosts send and receive all the
-// time; and of one host those of all lanes, so that its lanes have equally much to do.
+// A block belongs to a member: the one from which all get it, or the one that gets it. The order
+// takes turns among the hosts of the members, so that all hosts send and receive all the time;
+// within a host, it takes turns among the lanes, so that its lanes have equally much to do.
 class BlockChunks {
  public:
   // `blocks`: elements, [member]. `chunk_elements`: of all chunks but the last of each block.
@@ -23,10 +23,10 @@ class BlockChunks {
     int member = 0;
     int local_rank = 0;  // of its member
     int64_t begin = 0;   // elements, within its block
-    int64_t count = 0;   // elements; 0: only fills a lane, before the next row
+    int64_t count = 0;   // elements; 0: an empty chunk that only fills its lane's place in a row
   };
   int64_t count() const { return count_; }
-  // `index` / lanes: within the lane.
+  // Within its lane it has the number `index` / lanes.
   Chunk at(int64_t index) const;
   int64_t chunk_elements() const { return chunk_elements_; }
 
@@ -35,9 +35,9 @@ class BlockChunks {
     std::vector<int> members;
     std::vector<int64_t> first_chunk;  // [local rank], among those of the host
     int64_t chunks = 0;
-    int64_t rows = 0;  // of a chunk for each lane
+    int64_t rows = 0;  // a row has one chunk for each lane
   };
-  // Rows of these hosts by turns, from one row of each on.
+  // From row `first_row` on, these hosts have rows in turn.
   struct Turns {
     int64_t first = 0;  // among the rows of all
     int64_t first_row = 0;

@@ -1,4 +1,4 @@
-// What one rank sends another in one exchange, or gets from it: one block, in messages of bounded
+// The one block that a rank sends another in an exchange, or gets from it, in messages of bounded
 // length, a few of which are under way at a time.
 #pragma once
 
@@ -14,12 +14,12 @@ namespace horon::ops {
 
 class BlockFlow {
  public:
-  // `data` of a block that is sent is only read.
+  // `data` is only read if the block is sent.
   BlockFlow(int peer, std::byte* data, int64_t bytes, bool sends)
       : peer_(peer), data_(data), bytes_(bytes), sends_(sends) {}
 
-  // A measure of the bytes that MPI copies for what is posted; 0 if nothing has ended, and nothing
-  // more may be under way. Both ranks name the same tag.
+  // Returns a measure of the bytes that MPI copies for what is posted; 0 if nothing has ended and
+  // no more may be posted. Both ranks use the same tag.
   int64_t advance(Messages& messages, int tag, size_t messages_at_once) {
     int64_t touched = 0;
     while (!under_way_.empty() && messages.take_if_over(under_way_.front())) {
@@ -38,7 +38,7 @@ class BlockFlow {
     return touched;
   }
 
-  // The peer waits for what is posted next.
+  // More is to be posted, and the peer waits for it.
   bool has_more() const { return posted_ < bytes_; }
   bool over() const { return over_ == bytes_; }
 

@@ -23,7 +23,7 @@ int64_t ChunkCollect::begin(int64_t index, std::span<const std::byte* const> inp
   const int64_t bytes = context_.wire_type.bytes(chunk_.count);
   const auto own = static_cast<size_t>(layout.host);
   const auto place = [&](size_t host) { return memory_ + host * context_.sum_bytes(); };
-  // Before this host's sum is made: the others may have sent theirs.
+  // Posted before this host's sum is made: the others may have sent theirs.
   for (int distance = 1; is_mine() && distance < layout.hosts; ++distance) {
     const auto host = static_cast<size_t>((layout.host + distance) % layout.hosts);
     under_way_.push_back(

@@ -23,7 +23,7 @@ struct CollectContext {
   WireType wire_type;
   int first_tag;  // of kChunksOfLaneWithTags
 
-  // Of the sum of the longest chunk as it travels, in whole lines of cache.
+  // Bytes of the longest chunk's sum as it travels, in whole cache lines.
   size_t sum_bytes() const {
     return core::whole_cache_lines(static_cast<size_t>(wire_type.bytes(chunks.chunk_elements())));
   }
@@ -42,7 +42,7 @@ class ChunkCollect final : public ChunkWork {
   int64_t begin(int64_t index, std::span<const std::byte* const> inputs,
                 std::span<std::byte* const> outputs) override;
   int64_t advance() override;
-  bool is_waited_for() const override { return false; }  // what a host sends it has sent at once
+  bool is_waited_for() const override { return false; }  // begin() has sent all that is sent
   bool over() const override { return over_; }
   int64_t index() const override { return index_; }
 
@@ -50,7 +50,7 @@ class ChunkCollect final : public ChunkWork {
   bool is_mine() const { return chunk_.host == context_.layout.host; }
 
   const CollectContext& context_;
-  std::byte* const memory_;  // of the sum of each host
+  std::byte* const memory_;  // for the sum of each host
   bool over_ = true;
   int64_t index_ = 0;
   BlockChunks::Chunk chunk_;

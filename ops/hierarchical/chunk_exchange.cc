@@ -55,7 +55,7 @@ int64_t ChunkExchange::begin(int64_t index, std::span<const std::byte* const> in
   outputs_.assign(outputs.begin(), outputs.end());
   part_outputs_.resize(outputs_.size());
   for (Traffic& with : traffic_) with.wants_result = !context_.plan.one_round;
-  // Before this host's sum is made: the others may have sent theirs.
+  // Posted before this host's sum is made: the others may have sent theirs.
   for (Traffic& with : traffic_) {
     const ExchangePlan::Stretch part = part_of(context_.layout.host);
     if (part.count == 0) continue;
@@ -79,7 +79,7 @@ int ChunkExchange::tag(int round) const {
   return context_.first_tag + static_cast<int>((of_lane * 2 + round) % kTagsOfBatch);
 }
 
-// What a host adds.
+// The part of the chunk that a host adds.
 ExchangePlan::Stretch ChunkExchange::part_of(int host) const {
   if (context_.plan.one_round) return {0, chunk_.count};
   return context_.plan.part(chunk_, host, context_.layout.hosts);
@@ -136,7 +136,7 @@ int64_t ChunkExchange::advance() {
 }
 
 // Adds the part of this host, once the sums of all hosts for it are here. In one round and in place
-// the result is written over the input that is being sent, so that must have left first.
+// the result overwrites the input that is being sent, so that must have left first.
 int64_t ChunkExchange::gather() {
   const bool sends_input = sum_ != sum_memory_ && context_.plan.one_round;
   if (any(&Traffic::sum_in) || (sends_input && any(&Traffic::sum_out))) return 0;
@@ -167,13 +167,13 @@ void ChunkExchange::add_part(const ExchangePlan::Stretch& part) {
 }
 
 // Where a result that travels lies on this host: in the output of the rank that drives the chunk.
-// Narrowed: in the place of the sum, which nobody needs any more.
+// Narrowed: in place of the sum, which is not needed any more.
 std::byte* ChunkExchange::result_place(const ExchangePlan::Stretch& part) const {
   if (narrowed()) return sum_memory_ + wire_bytes(part.begin);
   return outputs_[static_cast<size_t>(context_.layout.local_rank)] + bytes(part.begin);
 }
 
-// Copies it from result_place() to the outputs of all ranks of this host.
+// Copies the result from result_place() to the outputs of all ranks of this host.
 void ChunkExchange::spread_result(const ExchangePlan::Stretch& part) {
   const std::byte* const result = result_place(part);
   for (size_t rank = 0; rank < outputs_.size(); ++rank) {
@@ -192,8 +192,8 @@ void ChunkExchange::return_part(const ExchangePlan::Stretch& part) {
   }
 }
 
-// Receives the results of the other hosts' parts. What this host sends for a part may lie in the
-// same memory, so it must have left first.
+// Receives the results of the other hosts' parts. The sum that this host sends for a part may lie
+// in the same memory, so it must have left first.
 int64_t ChunkExchange::fetch_results() {
   int64_t touched = 0;
   for (Traffic& with : traffic_) {

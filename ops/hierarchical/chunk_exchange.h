@@ -4,8 +4,8 @@
 // rounds: each host gets its part of the chunk from all others, adds it, and sends the result to
 // all of them. Hosts start with their next neighbour, so that not all send to the same one.
 //
-// Float32 may be rounded for that (wire_type.h). The host that adds a part then rounds its result
-// before it uses it itself, as the others get it: all ranks have the same bits.
+// Float32 may be rounded for the wire (wire_type.h). The host that adds a part then uses the
+// rounded result itself, as the others get it: all ranks have the same bits.
 #pragma once
 
 #include <cstddef>

@@ -21,7 +21,7 @@ int64_t ChunkRelay::begin(int64_t index, std::span<const std::byte* const> input
   chunk_ = context_.chunks.at(index);
   if (chunk_.count == 0) return 1;
   over_ = false;
-  // Before this host's sum is made: the one before may have sent its own.
+  // Posted before this host's sum is made: the host before it may have sent its own.
   if (step() > 0) {
     const auto before = static_cast<size_t>((layout.host + layout.hosts - 1) % layout.hosts);
     incoming_ =

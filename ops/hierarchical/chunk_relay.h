@@ -1,11 +1,11 @@
 // One chunk of a reducescatter, driven by one rank of each host: a sum goes from host to host in a
-// ring, each of which adds its own, and ends at the host of the member that gets the chunk. (The
-// first half of a ring allreduce: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms
-// for clusters of workstations".)
+// ring. Each host adds its own, and the sum ends at the host of the member that gets the chunk.
+// (The first half of a ring allreduce: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce
+// algorithms for clusters of workstations".)
 //
-// Where all sums go to that host at once (chunk_collect.h), it receives as many as there are other
-// hosts. That is as fast where all hosts get equally much, and takes fewer steps; but where a few
-// get most of it, their cables carry nearly all bytes. In the ring no cable carries a byte of the
+// If all sums go to that host directly (chunk_collect.h), it receives one from each other host.
+// That is as fast if all hosts get equally much, and takes fewer steps; but if a few hosts get most
+// of the result, their cables carry nearly all bytes. In the ring no cable carries a byte of the
 // result twice, whoever gets it.
 #pragma once
 
@@ -21,7 +21,7 @@ namespace horon::ops {
 
 class ChunkRelay final : public ChunkWork {
  public:
-  // `context`: whose sums are made in the type that they travel in. `memory`: memory_bytes(),
+  // The sums of `context` are made in the type in which they travel. `memory`: memory_bytes(),
   // 64-byte aligned.
   ChunkRelay(const CollectContext& context, std::byte* memory);
   static size_t memory_bytes(const CollectContext& context);
@@ -34,7 +34,7 @@ class ChunkRelay final : public ChunkWork {
   int64_t index() const override { return index_; }
 
  private:
-  // 0: this host begins.
+  // This host's place in the ring; 0: it begins.
   int step() const;
   bool is_last() const { return chunk_.host == context_.layout.host; }
   int64_t bytes() const { return context_.wire_type.bytes(chunk_.count); }

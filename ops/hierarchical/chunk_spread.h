@@ -45,7 +45,7 @@ class ChunkSpread final : public ChunkWork {
   const std::byte* data_ = nullptr;  // of the chunk: in an input, or in this rank's output
   std::vector<std::byte*> outputs_;  // [local rank]
   std::optional<Messages::Id> arrival_;
-  bool passes_on_ = false;  // what arrives, to other hosts
+  bool passes_on_ = false;  // what arrives goes on to other hosts
   std::vector<Messages::Id> departures_;
 };
 

@@ -8,10 +8,10 @@
 namespace horon::ops {
 namespace {
 
-// The bytes read or written in one step. The step ends after the piece of work that passes this,
+// The bytes read or written in one step. The step ends after the piece of work that exceeds this,
 // which may be as long again (kBytesOfRanksMax in exchange_plan.cc).
 constexpr int64_t kChunkedStepBytes = 2 << 20;
-// To map the memory of one rank takes as long as to copy so many bytes.
+// Mapping the memory of one rank takes as long as copying so many bytes.
 constexpr int64_t kMapCost = 256 << 10;
 
 }  // namespace
@@ -88,8 +88,8 @@ int64_t ChunkedRun::take_turn() {
   return turn == 1 ? begin_chunk() : share_.copy();
 }
 
-// The next chunk that can go on. As begin_chunk() it returns a measure of the bytes that it has
-// touched; 0: nothing to do.
+// Advances the next chunk that can go on. Like begin_chunk() it returns a measure of the bytes that
+// it has touched; 0: nothing to do.
 int64_t ChunkedRun::advance_one() {
   for (size_t tried = 0; in_flight_ > 0 && tried < work_.size(); ++tried) {
     ChunkWork& work = *work_[next_work_];
@@ -105,8 +105,8 @@ int64_t ChunkedRun::advance_one() {
   return 0;
 }
 
-// Chunks of this lane end in any order. The others are told how many are over without a gap, from
-// the first one on.
+// Chunks of this lane end in any order. The others are told how many are over without a gap,
+// counted from the first.
 void ChunkedRun::note_over() {
   const auto is_under_way = [&](int64_t of_lane) {
     const int64_t chunk = of_lane * common_.layout.lanes + common_.layout.local_rank;
@@ -123,8 +123,8 @@ bool ChunkedRun::can_begin_chunk() {
          next_of_lane_ - over_of_lane_ < kChunksOfLaneWithTags && share_.is_ready(next_chunk());
 }
 
-// With chunks under way: other hosts wait for what this rank sends when they go on. That may be the
-// next chunk, which begins when one of these is over.
+// With chunks under way, other hosts wait for what this rank sends when a chunk goes on, or when
+// the next chunk begins in place of one that is over.
 bool ChunkedRun::is_waited_for() const {
   return next_of_lane_ < chunks_of_lane_ ||
          std::any_of(work_.begin(), work_.end(),

@@ -21,14 +21,14 @@
 
 namespace horon::ops {
 
-// What the collectives that go in chunks are made of.
+// The parts that collectives in chunks use.
 struct BetweenHosts {
   core::Topology topology;  // of the members
   std::shared_ptr<Messages> messages;
   std::shared_ptr<core::ScratchPool> scratch;
   // The members of this host, and HostCells::bytes() of zeroed memory that they share, 64-byte
-  // aligned, for these collectives alone; not used if this member is alone on its host. The group
-  // outlives them.
+  // aligned and used by these collectives alone. Ignored if this member is alone on its host. The
+  // group outlives them.
   core::LocalGroup* group = nullptr;
   std::byte* area = nullptr;
   WireType wire_type;          // allowed for all reductions; the same on all ranks
@@ -49,7 +49,7 @@ class ChunkedRun final : public core::InFlight {
     std::unique_ptr<HostCells> cells;  // null if this rank is alone on its host
     ExchangeWindow window;
   };
-  // Of BetweenHosts::area.
+  // The size of BetweenHosts::area.
   static size_t area_bytes(const core::Topology& topology);
 
   // `number`: taken from the window. `chunks`: of the batch.
@@ -76,7 +76,7 @@ class ChunkedRun final : public core::InFlight {
   const std::unique_ptr<Chunks> chunks_;
   HostShare share_;
   bool posted_ = false;
-  int64_t chunks_of_lane_ = 0;  // that this rank drives; the next three count among them
+  int64_t chunks_of_lane_ = 0;  // chunks that this rank drives; the next three count among them
   int64_t next_of_lane_ = 0;
   int64_t over_of_lane_ = 0;
   int64_t in_flight_ = 0;

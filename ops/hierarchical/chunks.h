@@ -1,5 +1,5 @@
 // How a collective between hosts goes in chunks. The ranks of all hosts cut the batch alike. One
-// rank of each host drives a chunk, by turns those of all lanes (exchange_plan.h): it reads the
+// rank of each host drives a chunk; the lanes (exchange_plan.h) take turns. The driver reads the
 // memory of the ranks of its host, exchanges messages with its peers, and writes the memory again.
 #pragma once
 
@@ -25,19 +25,19 @@ struct ChunkPlace {
   bool takes(int local_rank) const { return taker == kEveryRank || taker == local_rank; }
 };
 
-// The work on one chunk after the other; the rank that drives them has several under way.
+// Does one chunk after the other. A rank that drives chunks has several of these under way.
 class ChunkWork {
  public:
   virtual ~ChunkWork() = default;
-  // `inputs` and `outputs`: of the chunk, by local rank, as addresses in this process; null where
-  // the rank neither gives nor takes. Those that do touch neither until the chunk is over. Returns
+  // `inputs` and `outputs`: of the chunk, by local rank, as addresses in this process; null for a
+  // rank that does not give or take. The other ranks touch neither until the chunk is over. Returns
   // a measure of the bytes that it has touched.
   virtual int64_t begin(int64_t index, std::span<const std::byte* const> inputs,
                         std::span<std::byte* const> outputs) = 0;
-  // Goes on as far as it can. A measure of the bytes that it has touched for that, at least 1; 0 if
+  // Goes on as far as it can. Returns a measure of the bytes that it has touched, at least 1; 0 if
   // it can't go on.
   virtual int64_t advance() = 0;
-  // Another host waits for what this rank sends it once something has come.
+  // Another host waits for something that this rank sends once a message has come.
   virtual bool is_waited_for() const = 0;
   // True before the first chunk, too.
   virtual bool over() const = 0;
@@ -57,7 +57,7 @@ class Chunks {
   virtual int64_t bytes_max() const = 0;  // of one chunk, in the memory of the ranks
   virtual int at_once() const = 0;        // under way in one lane
   virtual ChunkPlace place(int64_t index) const = 0;
-  // Of this rank's memory, what its host reads and writes.
+  // How much of this rank's memory its host reads and writes.
   virtual int64_t input_bytes() const = 0;
   virtual int64_t output_bytes() const = 0;
   // `memory`: work_bytes(), 64-byte aligned. The chunks outlive the work.

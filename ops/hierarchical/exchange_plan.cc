@@ -13,18 +13,19 @@ namespace {
 // however many hosts, and the inputs or results of all ranks of a host are read or written.
 constexpr int64_t kBytesOfHostsMax = 1 << 20;
 constexpr int64_t kBytesOfRanksMax = 2 << 20;
-// What a host has under way: more than a cable of 10 Gbit/s and 1 ms holds.
+// Bytes that a host has under way: more than a cable of 10 Gbit/s and 1 ms holds.
 constexpr int64_t kHostBytesAtOnce = 2 << 20;
-// Elements: parts begin at cache lines, and where a message may begin.
+// In elements: parts begin at cache lines, and where a message may begin.
 constexpr int64_t kPartAlignment = WireType::kAlignment;
-// Of chunks whose length was asked for.
+// The least length of a chunk that is asked for.
 constexpr int64_t kWirePieceBytesMin = 4 << 10;
 
 int64_t whole_lines(int64_t elements) {
   return std::max(elements / kPartAlignment, int64_t{1}) * kPartAlignment;
 }
 
-// As in message_elements(): what may be added and written in one go, however it travels.
+// How many elements may be added and written in one go, however they travel; see
+// message_elements().
 int64_t elements_in_one_go(const HostsLayout& layout, DataType dtype, WireType wire_type,
                            int64_t parts, int64_t addends) {
   const int64_t bytes_touched = std::max(wire_type.bytes(kPartAlignment) / kPartAlignment,
@@ -34,7 +35,7 @@ int64_t elements_in_one_go(const HostsLayout& layout, DataType dtype, WireType w
   return in_one_go / bytes_touched;
 }
 
-// Of a chunk of so many bytes in the memory of the ranks.
+// The message, in elements, of a chunk of so many bytes in the memory of the ranks.
 int64_t message_of_piece(const HostsLayout& layout, DataType dtype, WireType wire_type,
                          int64_t parts, int64_t piece_bytes) {
   const int64_t wished =
@@ -89,7 +90,7 @@ int64_t chunk_elements(const HostsLayout& layout, WireType wire_type, int64_t co
   return std::clamp(share, std::min(wire_type.elements_in(kLaneBytesMin), longest), longest);
 }
 
-// Each lane has at least two, so that one is on its way while the other is added or written.
+// Each lane has at least two: one is on its way while the other is added or written.
 int chunks_at_once(const HostsLayout& layout, WireType wire_type, int64_t message,
                    int64_t messages_of_chunk) {
   const int64_t of_host = std::clamp<int64_t>(

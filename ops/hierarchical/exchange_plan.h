@@ -27,7 +27,7 @@ struct HostsLayout {
   std::vector<int> peers;  // [host]: the member in this rank's lane; empty without a lane
 
   bool drives() const { return local_rank < lanes; }
-  // So many of `chunks` chunks are carried by a lane.
+  // How many of `chunks` chunks a lane carries.
   int64_t of_lane(int64_t chunks, int lane) const { return (chunks - lane + lanes - 1) / lanes; }
   bool one_rank_each() const { return most_ranks == 1; }
 };
@@ -35,7 +35,7 @@ struct HostsLayout {
 HostsLayout make_hosts_layout(const core::Topology& topology);
 
 struct ExchangePlan {
-  // What the wire carries of each host: Raw: its one rank's input, in the type of the batch.
+  // What the wire carries of each host. Raw: its one rank's input, in the type of the batch.
   // Otherwise the sum of its ranks, in the type that sums are made in, or rounded to less than
   // float32 (wire_type.h).
   bool raw = false;
@@ -57,31 +57,33 @@ struct ExchangePlan {
   Stretch part(const Stretch& chunk, int host, int hosts) const;
 };
 
-// Longest message, unless longer chunks are asked for. Open MPI sends 64 KiB with its header over
-// TCP at once. Longer ones ask the receiver first, and the answer stands in line behind the data
-// that flows back: a wire that is busy both ways then carries little more than half.
+// The longest message, unless longer chunks are asked for. Over TCP, Open MPI sends up to 64 KiB,
+// with its header, at once. For longer ones it asks the receiver first, and the answer queues
+// behind the data that flows back: a wire that is busy both ways then carries little more than
+// half.
 inline constexpr int64_t kMessageBytes = 56 << 10;
 
-// Several lanes do not pay for less.
+// The least bytes for which another lane pays.
 inline constexpr int64_t kLaneBytesMin = 16 << 10;
 
-// The longest message in elements, if a chunk is cut in so many parts, each one message, and so
-// many messages are added in one go (1: they are only passed on). What is done to a chunk in one go
-// must not hold up the loop. `dtype`: of the batch.
+// The longest message in elements, if a chunk is cut into `parts` messages, and `addends` messages
+// are added in one go (1: they are only passed on). The work on a chunk in one go must not hold up
+// the loop. `dtype`: of the batch.
 int64_t message_elements(const HostsLayout& layout, DataType dtype, WireType wire_type,
                          int64_t parts, int64_t addends);
-// Of one chunk: `count` elements are shared by the lanes, as long as that pays. `longest`: a
+// The elements of one chunk. The lanes share `count` elements, as far as that pays. `longest`: a
 // multiple of the message.
 int64_t chunk_elements(const HostsLayout& layout, WireType wire_type, int64_t count,
                        int64_t longest);
-// How many chunks of a lane are under way at a time, if so many messages of one are. The lanes of a
-// host share its cable, and its ranks stage the chunks of all lanes, so more lanes have fewer each.
+// How many chunks of a lane are under way at a time, with so many messages of each. The lanes of a
+// host share its cable, and its ranks stage the chunks of all lanes, so with more lanes each has
+// fewer.
 int chunks_at_once(const HostsLayout& layout, WireType wire_type, int64_t message,
                    int64_t messages_of_chunk);
 
 // `allowed`: as in choose_wire_type(). `piece_bytes`: Batch::piece_bytes, the length of a chunk; it
-// changes no bits of the result. Rounds are chosen by the constants, but for what is rounded
-// by their defaults: there two rounds round once more, and measured constants would make
+// changes no bits of the result. The constants choose the number of rounds; but for rounded sums
+// the default constants do. There two rounds round once more, so measured constants would make
 // results differ from one run to another.
 ExchangePlan plan_exchange(const HostsLayout& layout, DataType dtype, ReduceOp op, int64_t count,
                            WireType allowed = DataType::Float32,

@@ -1,4 +1,4 @@
-// How many collectives of a set are under way between hosts at the same time: they begin in the
+// Limits how many collectives of a set are under way between hosts at a time. They begin in the
 // order of their start and end in any order.
 #pragma once
 
@@ -11,14 +11,14 @@ class ExchangeWindow {
  public:
   // More would not make the wire faster.
   static constexpr uint64_t kAtOnce = 4;
-  // What each collective has of its own, as tags and cells, is used again this many later. A rank
-  // may be further ahead than that: one that only sends need not wait for its peers. Tags are safe
+  // A collective's own tags and cells are used again by the one this many later. A rank may be
+  // further ahead of its peers than that: one that only sends need not wait for them. Tags are safe
   // all the same: each rank ends collective n before it begins n + kAtOnce, so all ranks post the
-  // messages of one tag in the same order, in which they arrive. Cells are safe since nobody uses
-  // one again before all ranks of the host have left it (HostCells::left()).
+  // messages of one tag in the same order, in which they also arrive. Cells are safe since nobody
+  // uses one again before all ranks of the host have left it (HostCells::left()).
   static constexpr uint64_t kDistinct = 2 * kAtOnce;
 
-  // The number of the next one that is started.
+  // The number of the next collective that is started.
   uint64_t take_number() { return next_++; }
   bool may_begin(uint64_t number) const { return number < ended_through_ + kAtOnce; }
   void note_ended(uint64_t number) {

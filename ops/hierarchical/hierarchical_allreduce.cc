@@ -10,7 +10,7 @@
 namespace horon::ops {
 namespace {
 
-// A short entry would be rounded together with the others of its batch.
+// A short entry must stay exact, and would be rounded together with the others of its batch.
 WireType wire_type_for(const core::Batch& batch, WireType allowed) {
   if (batch.int8_between_hosts) return WireType::int8_blocks();
   const bool has_short_entry = batch.shortest_entry > 0 && is_exact(batch.shortest_entry);

@@ -35,7 +35,7 @@ class HierarchicalAllreduce final : public core::CollectiveOp {
   std::string_view name() const override { return "hier_allreduce"; }
   std::string refusal(const core::BatchFacts& facts) const override;
   core::PieceSizes piece_sizes(const core::Batch& like) const override;
-  // Unless it is rounded for the wire: once or twice, as the length of the batch has it.
+  // False if sums are rounded for the wire: once or twice, depending on the length of the batch.
   bool same_in_parts(const core::Batch& like) const override;
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;
 

@@ -8,13 +8,13 @@
 
 namespace horon::ops {
 
-// What does the work of several kinds, which share its tags. One thread at a time.
+// Does the work of several kinds of collectives, which share its tags. One thread at a time.
 class ExchangeMachine {
  public:
   virtual ~ExchangeMachine() = default;
   // As CollectiveOp::same_in_parts().
   virtual bool same_in_parts(const core::Batch& like) const = 0;
-  // In the same order on all ranks. The machine outlives what it returns.
+  // Call it in the same order on all ranks. The machine outlives what it returns.
   virtual std::unique_ptr<core::InFlight> start(core::Batch batch) = 0;
 };
 
@@ -29,8 +29,8 @@ class HierarchicalExchange final : public core::CollectiveOp {
   bool same_in_parts(const core::Batch& like) const override {
     return machine_->same_in_parts(like);
   }
-  // The machine numbers the batches of all its kinds in one row, so these ops must be started in
-  // one order on all ranks, not each in an order of its own.
+  // The machine numbers the batches of all its kinds in one sequence, so these ops must be started
+  // in one order on all ranks, not each in its own.
   core::StartOrder start_order() const override { return core::StartOrder::Log; }
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;
 

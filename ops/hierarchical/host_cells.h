@@ -27,8 +27,8 @@ class HostCells {
   };
   // Written by its rank. The plain fields are written before `ready` says that the cell is in use.
   struct alignas(64) Contribution {
-    // Chunks whose input others may read, and whose output they may write: the rank's own memory,
-    // or the place in the window, which is free again.
+    // How many chunks the others may read (input) and write (output): in the rank's own memory, or
+    // in their place in the window, which is free again.
     std::atomic<uint64_t> ready;
     Lies input_lies;
     Lies output_lies;
@@ -41,7 +41,7 @@ class HostCells {
   static size_t bytes(int ranks);
 
   Contribution& contribution(uint64_t cell, int rank) const;
-  // Chunks that are over, of each lane.
+  // How many chunks of a lane are over.
   std::atomic<uint64_t>& over(uint64_t cell, int lane) const;
   // How often each rank has left the cell, as one number.
   std::atomic<uint64_t>& left(uint64_t cell, int rank) const;

@@ -39,7 +39,7 @@ std::byte* HostShare::find(const Memory& memory, int64_t chunk, int64_t begin) c
   return memory.place + (memory.lies == Lies::InWindow ? offset_in_window(chunk) : begin);
 }
 
-// Twice what all lanes have under way: one half is copied while the other half is on its way.
+// Twice as many chunks as all lanes have under way: half are copied while the other half travel.
 int64_t HostShare::window() const {
   return std::min(count(), int64_t{2} * layout().lanes * parts_.chunks->at_once());
 }
@@ -158,8 +158,8 @@ bool HostShare::is_over(int64_t chunk) const {
 
 int64_t HostShare::copy() { return stages() ? copy_out() + copy_in() : 0; }
 
-// To publish rings all ranks that wait, so chunks of which nothing is copied are published with the
-// next one that is.
+// Publishing rings all ranks that wait. So chunks of which nothing is copied are published together
+// with the next one of which something is.
 int64_t HostShare::copy_in() {
   const int64_t end = std::min(count(), copied_out_ + window());
   if (copied_in_ == end) return 0;

@@ -2,8 +2,9 @@
 // which chunks all of them have ready, and which are over.
 //
 // A rank whose memory the others can't map copies it, chunk by chunk, into scratch memory that they
-// can, and the results back. Chunks that it drives itself stay where they are. The scratch memory
-// has room for some chunks, the window: the next chunk takes the place of one that has come back.
+// can map, and copies the results back. Chunks that it drives itself stay where they are. The
+// scratch memory has room for some chunks, the window: the next chunk takes the place of one that
+// is copied back.
 #pragma once
 
 #include <atomic>
@@ -34,31 +35,32 @@ class HostShare {
   };
   explicit HostShare(Parts parts);
 
-  // Publishes this rank's memory, once all ranks have left the cell. If not, this rank is announced
-  // and will be rung.
+  // Publishes this rank's memory, if all ranks have left the cell. False: they have not; this rank
+  // is announced and will be rung.
   bool post();
   // Whether all ranks of this host have this chunk ready.
   bool is_ready(int64_t chunk) const;
-  // Once a chunk is ready: maps the memory of one more rank, which may throw as LocalGroup::map()
-  // does. False: that of all is mapped.
+  // Call it once a chunk is ready: maps the memory of one more rank, which may throw as
+  // LocalGroup::map() does. False: the memory of all ranks is mapped.
   bool map_next_rank();
-  // Of a chunk that is ready, when all are mapped; valid until the next call. Null where a rank
-  // gives, or takes, none.
+  // For a chunk that is ready, when all ranks are mapped; valid until the next call. Null for a
+  // rank that does not give, or take.
   const std::vector<const std::byte*>& inputs(int64_t chunk);
   const std::vector<std::byte*>& outputs(int64_t chunk);
   // The first so many chunks of this rank's lane are over.
   void set_over(int64_t chunks_of_lane);
-  // Copies what can be copied of the next chunk, in or out; bytes, 0 if there is nothing to do.
+  // Copies out and in what can be copied now. Returns the bytes; 0 if there is nothing to do.
   int64_t copy();
   // All chunks of all lanes are over, and copied out.
   bool over() const;
-  // Before sleeping: whoever has something for this rank will ring. Look once more after this.
+  // Call it before sleeping: a rank that has something for this one will ring. Look again after
+  // this.
   void announce();
   void leave();
 
  private:
   using Lies = HostCells::Lies;
-  // Of one rank of this host, seen from this process. `place`: of all of it, or of the window.
+  // One rank's memory, seen from this process. `place`: where all of it begins, or the window.
   struct Memory {
     std::byte* place = nullptr;
     Lies lies = Lies::Nowhere;
@@ -66,8 +68,8 @@ class HostShare {
 
   bool alone() const { return parts_.cells == nullptr; }
   uint64_t word(int64_t chunks) const { return (use_ << 32) + static_cast<uint64_t>(chunks); }
-  // Whether a word says so many chunks of this use, or more. Nobody is in a later use, and what is
-  // older may look greater, since the uses begin again.
+  // Whether a word says at least so many chunks of this use. Words are compared for the same use:
+  // nobody is in a later one, and an older one may look greater, since the uses wrap.
   bool has_reached(const std::atomic<uint64_t>& word, int64_t chunks) const;
   bool is_own(int64_t chunk) const { return chunk % layout().lanes == layout().local_rank; }
   bool is_over(int64_t chunk) const;
@@ -89,7 +91,7 @@ class HostShare {
   const Parts parts_;
   const uint64_t cell_;
   const uint64_t use_;
-  // Of this rank's memory, for the others.
+  // How the others reach this rank's memory.
   Lies input_lies_ = Lies::Nowhere;
   Lies output_lies_ = Lies::Nowhere;
   ScratchLoan staging_;

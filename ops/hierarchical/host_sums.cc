@@ -10,7 +10,7 @@
 namespace horon::ops {
 namespace {
 
-// Of what is widened or narrowed in one go: it stays in the cache.
+// Elements that are widened or narrowed in one go: they stay in the cache.
 constexpr int64_t kBlockElements = 2048;
 static_assert(kBlockElements % WireType::kAlignment == 0);
 using WideBlock = std::array<std::byte, kBlockElements * sizeof(int64_t)>;
@@ -91,7 +91,7 @@ void HostSums::widen_ranks(std::span<const std::byte* const> inputs, std::byte* 
   }
 }
 
-// The scale comes before the rounding: a large sum must fit 16 bits.
+// Scales before it rounds: a large sum must fit into 16 bits.
 void HostSums::narrow_ranks(std::span<const std::byte* const> inputs, std::byte* sum,
                             int64_t count) const {
   if (inputs.size() == 1) {

@@ -4,8 +4,8 @@
 // Ranks are added in their order on each host, and hosts in their order, whoever does it: all ranks
 // get the same bits.
 //
-// Narrowed: sums of float32 are rounded (wire_type.h) before they travel, also that of the host
-// which adds them up, and so is the result if it travels. All sums are made in float32.
+// Narrowed: sums of float32 are rounded (wire_type.h) before they travel, and so is the own sum of
+// the host that adds them, and the result if it travels. All sums are made in float32.
 #pragma once
 
 #include <cstddef>
@@ -25,16 +25,17 @@ class HostSums {
   bool narrowed() const { return narrowed_; }
   // The sum of a host with one rank is that rank's input, unless it is scaled or widened.
   bool is_input(int local_size) const;
-  // sum[i]: of the inputs of this host's ranks, in the wire type. It overlaps with none of them.
+  // Writes the sum of the inputs of this host's ranks, in the wire type. `sum` overlaps with no
+  // input.
   void add_ranks(std::span<const std::byte* const> inputs, std::byte* sum, int64_t count) const;
-  // Not raw and not narrowed: the sum of the sums of some hosts, in the wire type. `sum` may be the
+  // Not raw and not narrowed: adds up the sums of some hosts, in the wire type. `sum` may be the
   // first of them.
   void add_some(std::span<const std::byte* const> sums, std::byte* sum, int64_t count) const;
-  // The result, from the sums of all hosts, for the ranks of this host; of hosts that have been
-  // added up, one sum stands for them.
+  // Makes the result from the sums of all hosts, for the ranks of this host. One sum may stand for
+  // several hosts that have been added up.
   void add_hosts(std::span<const std::byte* const> sums, std::span<std::byte* const> outputs,
                  int64_t count) const;
-  // Narrowed, where the result travels too: in the wire type, and what each rank makes of that.
+  // Narrowed, if the result travels too: make it in the wire type, and widen it for each rank.
   // `result` may be one of the sums.
   void add_hosts_for_wire(std::span<const std::byte* const> sums, std::byte* result,
                           int64_t count) const;

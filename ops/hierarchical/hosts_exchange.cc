@@ -23,7 +23,7 @@ constexpr int kFirstTag =
     Messages::kFirstBlockTag + (Messages::kTags - Messages::kFirstBlockTag) / 2;
 static_assert(kFirstTag + ExchangeWindow::kDistinct * kChunksOfLaneWithTags <= Messages::kTags);
 
-// Of the block of each member.
+// The elements of each member's block.
 std::vector<int64_t> blocks_of(const core::Batch& batch, int members) {
   if (batch.kind == CollectiveKind::Broadcast) {
     std::vector<int64_t> blocks(static_cast<size_t>(members));
@@ -36,13 +36,13 @@ std::vector<int64_t> blocks_of(const core::Batch& batch, int members) {
   return {counts.begin(), counts.end()};
 }
 
-// Of a reducescatter.
+// The wire type of a reducescatter.
 WireType wire_type_of(const core::Batch& batch, const ChunkedRun::Common& common) {
   return choose_wire_type(batch.dtype, batch.reduce_op, core::total(batch.send_counts),
                           common.layout.one_rank_each(), common.wire_type);
 }
 
-// Of the host that has most: its lanes share it.
+// The elements of the host that has most, which its lanes share.
 int64_t most_of_a_host(const core::Topology& topology, const std::vector<int64_t>& blocks) {
   std::vector<int64_t> of_host(static_cast<size_t>(topology.host_count()));
   for (size_t member = 0; member < blocks.size(); ++member) {
@@ -51,11 +51,11 @@ int64_t most_of_a_host(const core::Topology& topology, const std::vector<int64_t
   return *std::max_element(of_host.begin(), of_host.end());
 }
 
-// Below, what counts is the number of steps.
+// For shorter blocks the number of steps decides.
 constexpr int64_t kRelayBytesMin = 256 << 10;
 
-// Whether a reducescatter goes in a ring: where some host's cable would carry clearly more if all
-// sums came to it at once. In the ring sums travel that are not finished, so in their own type.
+// Whether a reducescatter goes in a ring: if some host's cable would otherwise carry clearly more,
+// since all sums come to it directly. In the ring partial sums travel, so in the type of the sums.
 bool is_relayed(const core::Batch& batch, const ChunkedRun::Common& common,
                 const core::Topology& topology) {
   if (batch.kind != CollectiveKind::Reducescatter || common.layout.hosts < 3) return false;
@@ -68,8 +68,8 @@ bool is_relayed(const core::Batch& batch, const ChunkedRun::Common& common,
   return in_ring >= kRelayBytesMin && at_once > in_ring + in_ring / 4;
 }
 
-// Whether all parts that such a batch is cut into go the way of the whole: of the shorter blocks
-// the last ones have nothing.
+// Whether all parts into which such a batch is cut go the same way as the whole: the last parts
+// have nothing of the shorter blocks.
 bool is_relayed_as_its_parts(const core::Batch& batch, const ChunkedRun::Common& common,
                              const core::Topology& topology) {
   if (common.layout.hosts < 3) return true;
@@ -87,7 +87,7 @@ bool is_relayed_as_its_parts(const core::Batch& batch, const ChunkedRun::Common&
   return true;
 }
 
-// The wire type of what the hosts of a batch add up.
+// The wire type of the sums that the hosts of a batch add.
 WireType wire_type_of(const core::Batch& batch, const ChunkedRun::Common& common, bool relayed) {
   if (batch.kind != CollectiveKind::Reducescatter) return batch.dtype;
   const WireType usual = wire_type_of(batch, common);
@@ -164,7 +164,7 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
   static int first_tag(uint64_t number) {
     return kFirstTag + static_cast<int>(number % ExchangeWindow::kDistinct) * kChunksOfLaneWithTags;
   }
-  // Of a broadcast and an allgather.
+  // For a broadcast and an allgather.
   int fan_out(const core::Batch& batch) const {
     Situation situation;
     situation.kind = kind_;
@@ -201,7 +201,7 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
 HostsExchange::HostsExchange(BetweenHosts parts)
     : topology_(parts.topology), common_(std::move(parts)) {}
 
-// Whether it is rounded for the wire, and in which order hosts are added, goes by the whole.
+// The length of the whole decides whether sums are rounded, and in which order hosts are added.
 bool HostsExchange::same_in_parts(const core::Batch& like) const {
   if (like.kind != CollectiveKind::Reducescatter) return true;
   return !wire_type_of(like, common_).narrows(like.dtype) &&

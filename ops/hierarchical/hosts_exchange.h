@@ -2,9 +2,9 @@
 // memory or one rank. Nothing goes to a host twice: its ranks get it from each other's memory.
 //
 //   - Broadcast and allgather: chunk_spread.h.
-//   - Reducescatter: chunk_collect.h, or where a few hosts get most of it chunk_relay.h. The ranks
-//     of a host are added in their order, and then the hosts in theirs, or in that of the ring, so
-//     the result is the same in every run.
+//   - Reducescatter: chunk_collect.h, or chunk_relay.h if a few hosts get most of it. The ranks of
+//     a host are added in their order, and then the hosts in theirs, or in that of the ring. So the
+//     result is the same in every run.
 #pragma once
 
 #include <cstddef>

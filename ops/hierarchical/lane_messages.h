@@ -1,4 +1,4 @@
-// The messages of some members among themselves, who count from 0.
+// The messages of some members among themselves, numbered from 0.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace horon::ops {
 
 class LaneMessages final : public Messages {
  public:
-  // `members`: in the order in which they count.
+  // `members`: in the order of their numbers.
   LaneMessages(std::shared_ptr<Messages> all, std::vector<int> members)
       : all_(std::move(all)), members_(std::move(members)) {}
 

@@ -13,10 +13,10 @@ namespace {
 
 using core::Progress;
 
-// Copied in one step for other ranks, and as much for this one. The step ends after the flow that
-// passes this.
+// Bytes copied in one step for other ranks, and as much again for this one. The step ends after the
+// flow that exceeds this.
 constexpr int64_t kMessageStepBytes = 1 << 20;
-// What one rank has under way: more than a cable of 10 Gbit/s and 1 ms holds.
+// Bytes that one rank has under way: more than a cable of 10 Gbit/s and 1 ms holds.
 constexpr int64_t kExchangeBytesAtOnce = 2 << 20;
 
 }  // namespace

@@ -12,7 +12,7 @@
 
 namespace horon::ops {
 
-// One for all kinds of a set: it gives the exchanges their tags. One thread at a time.
+// One object serves all kinds of a set: it gives the exchanges their tags. One thread at a time.
 class MessageExchange final : public ExchangeMachine {
  public:
   MessageExchange(std::shared_ptr<Messages> messages, int rank, int size);

@@ -1,5 +1,5 @@
-// Messages between members of a set that need not share a host: posted, then looked after. What the
-// collectives between hosts know of MPI.
+// Messages between members of a set that need not share a host. They are posted, then driven by
+// progress(). This is all that the collectives between hosts know of MPI.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@ class Messages {
   static constexpr int kTags = 16384;
   static constexpr int kFirstBlockTag = kTags / 2;
 
-  // To post one message takes as long as to copy so many bytes. The measure of the work in a step
-  // counts this for each message that is posted, and the bytes of those that are sent.
+  // Posting one message takes as long as copying so many bytes. The work in a step is measured so:
+  // this for each posted message, and the bytes of those that are sent.
   static constexpr int64_t kPostCost = 4 << 10;
 
   virtual ~Messages() = default;
@@ -29,12 +29,12 @@ class Messages {
   // names just what its sender sends.
   static constexpr int64_t kBytesMax = int64_t{1} << 30;
   virtual Id send(int to, int tag, const std::byte* data, int64_t bytes) = 0;
-  // The same, and over only once its receiver has posted it as well.
+  // The same, but over only once the receiver has posted its receive.
   virtual Id send_and_await(int to, int tag, const std::byte* data, int64_t bytes) {
     return send(to, tag, data, bytes);
   }
   // For a message that nobody answers. Now and then one waits for its receiver, so that the sender
-  // can't run ahead without a limit, in one collective or in many: MPI accepts a message before its
+  // can't run ahead without limit, in one collective or in many: MPI accepts a message before its
   // receive is posted, and the receiving rank must then store it.
   Id send_unanswered(int to, int tag, const std::byte* data, int64_t bytes) {
     const auto receiver = static_cast<size_t>(to);
@@ -44,13 +44,13 @@ class Messages {
     ahead_[receiver] = 0;
     return send_and_await(to, tag, data, bytes);
   }
-  // Each message counts kPostCost more.
+  // How far the sender may run ahead; each message counts kPostCost more than its bytes.
   static constexpr int64_t kBytesAhead = 480 << 10;
   virtual Id receive(int from, int tag, std::byte* data, int64_t bytes) = 0;
   // Drives all messages, and learns which of them are over.
   virtual void progress() = 0;
-  // Whether progress() has found the message to be over. It says so once: then the id is given
-  // to another one.
+  // Whether progress() has found the message to be over. Returns true once: afterwards the id is
+  // given to another message.
   virtual bool take_if_over(Id id) = 0;
 
  private:

@@ -1,5 +1,5 @@
-// The way of a block from one host to all others: from host to host in a chain, or along a tree of
-// which each host has several children. How many, choose_algorithm() says.
+// The way of a block from one host to all others: in a chain from host to host, or along a tree in
+// which each host has `fan_out` children, as choose_algorithm() says.
 #pragma once
 
 namespace horon::ops {

@@ -30,18 +30,18 @@ class WireType {
     return type;
   }
 
-  // Of so many elements, the last of which may be the end of the batch. The place of an element,
-  // where `elements` before it are a multiple of kAlignment.
+  // The bytes of so many elements, with which the batch may end. Also the place of an element
+  // behind so many, if that is a multiple of kAlignment.
   int64_t bytes(int64_t elements) const;
-  // As many as fit into so many bytes; in blocks a multiple of kAlignment.
+  // How many elements fit into so many bytes; in blocks a multiple of kAlignment.
   int64_t elements_in(int64_t bytes) const;
   // "bfloat16", "int8 blocks".
   std::string_view name() const;
 
-  // The elements are `dtype` but for their rounding: float32 in 16 bits or in blocks. Everything
+  // True if elements of `dtype` are rounded to travel: float32 in 16 bits or in blocks. Everything
   // else travels as it is, or in a longer type.
   bool narrows(DataType dtype) const;
-  // Of elements that are not in blocks.
+  // The type of elements that are not in blocks.
   DataType dtype() const { return dtype_; }
   // Float32 to this type and back, multiplied by `factor`. 16 bits or blocks only.
   void narrow(const float* from, std::byte* to, int64_t count, double factor) const;
@@ -57,8 +57,8 @@ class WireType {
 // HORON_WIRE_DTYPE: "float32", "bfloat16" or "float16".
 WireType wire_type_named(std::string_view name);
 
-// What the wire carries of `count` elements. `raw`: each host has one rank, whose input could
-// travel as it is. `allowed`: Float32, or that in which sums and averages of float32 may travel.
+// In which type `count` elements travel. `raw`: each host has one rank, whose input could travel as
+// it is. `allowed`: Float32, or the type in which sums and averages of float32 may travel.
 WireType choose_wire_type(DataType dtype, ReduceOp op, int64_t count, bool raw, WireType allowed);
 
 }  // namespace horon::ops

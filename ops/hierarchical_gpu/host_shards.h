@@ -1,6 +1,7 @@
-// How the GPUs of one host share an allreduce between hosts: each lane (exchange_plan.h) has a
-// shard of the batch, which the first GPUs of all hosts have, or the second, and so on. NCCL sums
-// the host's inputs into the shards, and gives each shard that is back to all GPUs of the host.
+// How the GPUs of one host share an allreduce between hosts. Each lane (exchange_plan.h) has a
+// shard of the batch; the first GPUs of all hosts form a lane, the second ones another, and so on.
+// NCCL sums the host's inputs into the shards, and later gives each finished shard to all GPUs of
+// the host.
 #pragma once
 
 #include <cstddef>
@@ -19,25 +20,25 @@ class HostShards {
  public:
   using Stretch = ExchangePlan::Stretch;
 
-  // Short batches are the last lane's alone: messages that carry little cost no less.
+  // The last lane has short batches alone: shorter messages would cost no less.
   HostShards(int64_t count, DataType dtype, int lanes);
 
   // Empty for ranks without a lane.
   Stretch of(int lane) const;
-  // Of each lane; the last one also has `rest()`: fewer than kAlignment for each lane, or all of a
-  // short batch, where each() is 0.
+  // The elements of each lane. The last lane also has rest(): fewer than kAlignment for each lane,
+  // or all of a short batch, for which each() is 0.
   int64_t each() const { return each_; }
   int64_t rest() const { return count_ - each_ * lanes_; }
   int lanes() const { return lanes_; }
 
-  // Elements: shards begin where a message between hosts may.
+  // In elements: shards begin where a message between hosts may.
   static constexpr int64_t kAlignment = WireType::kAlignment;
-  // A shard is as long if the batch has enough, and nobody asks for less; it may be longer by what
-  // short ones are.
+  // A shard has this length if the batch is long enough, unless less is asked for. It may be longer
+  // by as much as short batches have.
   static constexpr int64_t kBytes = 4 << 20;
   static constexpr int64_t kBytesLeast = 64 << 10;
-  // Of the longest batch whose shards have at most bytes_max(). `piece_bytes`: of a batch, as
-  // Batch::piece_bytes.
+  // The elements of the longest batch whose shards have at most bytes_max(). `piece_bytes`: the
+  // length of a batch that is asked for, as Batch::piece_bytes.
   static int64_t batch_elements(DataType dtype, int lanes, int64_t piece_bytes = 0);
   static int64_t bytes_max(int lanes);
 
@@ -57,9 +58,9 @@ struct ShardCalls {
   int size = 1;
   CudaStream stream = nullptr;
 
-  // Each lane's shard, in its place in the output of the rank that has the lane.
+  // Sums each lane's shard into its place in the output of the rank that has the lane.
   void reduce(NcclApi& nccl, NcclComm comm, const std::byte* input, std::byte* output) const;
-  // From there to the outputs of all.
+  // Copies the shards from there to the outputs of all ranks.
   void gather(NcclApi& nccl, NcclComm comm, std::byte* output) const;
 
  private:

@@ -16,7 +16,7 @@ namespace {
 
 using core::Progress;
 
-// The same lane's ranks of all hosts, as hosts of one rank each.
+// The ranks of one lane on all hosts, as if they were hosts of one rank each.
 BetweenHosts of_lane(const BetweenHosts& all, const HostsLayout& layout) {
   BetweenHosts lane;
   lane.topology = core::make_topology(layout.host, core::all_ranks(layout.hosts));
@@ -58,7 +58,7 @@ class NcclHierAllreduce::Flight final : public core::InFlight {
         continue;
       }
       next = std::min(next, progress);
-      // Its share of the time of a step: the other pieces have theirs in the next ones.
+      // One piece uses up the time of a step; the others have their turn in the next steps.
       if (progress == Progress::Advanced) {
         std::rotate(under_way_.begin(), piece + 1, under_way_.end());
         break;
@@ -70,7 +70,7 @@ class NcclHierAllreduce::Flight final : public core::InFlight {
   }
 
  private:
-  // False: there is none, or it must wait for earlier ones.
+  // False: there is no piece to begin, or it must wait for earlier ones.
   bool begin_piece() {
     if (next_ == end_ || next_ != op_.begun_) return false;
     const int64_t begin = static_cast<int64_t>(next_ - first_) * elements_;
@@ -84,7 +84,7 @@ class NcclHierAllreduce::Flight final : public core::InFlight {
     piece.input += offset;
     piece.output += offset;
     piece.count = count;
-    piece.piece_bytes = 0;  // it is one
+    piece.piece_bytes = 0;  // it is a piece itself
     under_way_.push_back(
         std::make_unique<ShardPiece>(*op_.tools_, std::move(piece), shards, next_));
     ++next_;
@@ -138,8 +138,8 @@ void NcclHierAllreduce::connect_host(const std::shared_ptr<JobGpu>& gpu,
   parts.members = members;
   parts.id_exchange = std::make_unique<AllreduceNcclId>(*reduce_turns_, parts.rank == 0);
   host_ = std::make_shared<NcclCommunicator>(std::move(parts));
-  // A batch starts on each rank when its tensors are ready there. A rank may want the result of an
-  // earlier batch first, whose second half comes behind the exchange.
+  // A batch starts on each rank when its tensors are ready there. For that a rank may first need
+  // the result of an earlier batch, whose second half comes after its exchange.
   const auto turn = [&](LaunchLine::Of of, SharedMemoryAllreduce& allreduce) {
     return std::make_unique<LaunchTurn>(gpu->launch_order(), LaunchLine{set, of}, allreduce,
                                         LaunchTurn::Propose::WhenAllHaveCome);
@@ -155,9 +155,9 @@ std::string NcclHierAllreduce::refusal(const core::BatchFacts& facts) const {
   return nccl_refusal(facts, CollectiveKind::Allreduce);
 }
 
-// All lengths must give the same bits, so there is only one where they would not: what is rounded
-// for the wire is rounded once or twice, as the length of a piece has it, and of three GPUs or more
-// NCCL may add the inputs in an order that goes by it.
+// All lengths must give the same bits, so where they would not, there is only one length. Sums that
+// are rounded for the wire are rounded once or twice, depending on the length of a piece; and the
+// order in which NCCL adds three inputs or more may depend on it.
 int64_t NcclHierAllreduce::piece_elements(const core::Batch& batch, int64_t piece_bytes) const {
   const bool may_be_rounded = batch.int8_between_hosts || wire_type_.narrows(batch.dtype);
   const bool one_length = may_be_rounded || layout_.most_ranks > 2;

@@ -1,6 +1,5 @@
-// The host memory by way of which the pieces of an allreduce go between a GPU and the wire: a few
-// slots, each for one piece at a time, one after the other. So it also limits how many are under
-// way.
+// The host memory through which the pieces of an allreduce go between a GPU and the wire: a few
+// slots, each for one piece at a time. So it also limits how many pieces are under way.
 #pragma once
 
 #include <array>
@@ -14,8 +13,8 @@
 
 namespace horon::ops {
 
-// To pin memory, and to give it back, may wait for all work of the device, also for kernels that
-// wait for peers. So both are done once, on threads of their own. One thread at a time.
+// Pinning memory and giving it back may wait for all work of the device, also for kernels that wait
+// for peers. So each is done once, on a separate thread. One thread at a time.
 class PinnedSlots {
  public:
   static constexpr uint64_t kSlots = 8;
@@ -23,17 +22,17 @@ class PinnedSlots {
   // Makes nothing yet.
   PinnedSlots(std::shared_ptr<JobGpu> gpu, size_t bytes_of_slot)
       : gpu_(std::move(gpu)), bytes_of_slot_(bytes_of_slot) {}
-  // What is taken is kept for ever: the device or a peer may still use it.
+  // Memory with a taken slot is kept for ever: the device or a peer may still use it.
   ~PinnedSlots();
   PinnedSlots(const PinnedSlots&) = delete;
   PinnedSlots& operator=(const PinnedSlots&) = delete;
 
-  // Asked again and again: true once there is memory. Throws Error if there is none to be had.
+  // Ask again until true: then there is memory. Throws Error if there is none.
   bool is_made();
-  // One slot is for the pieces `number`, `number` + kSlots, ... False: the one before has not given
-  // it back.
+  // Takes the slot of the pieces `number`, `number` + kSlots, ... False: the piece before has not
+  // given it back.
   bool take(uint64_t number);
-  // Of the slot, after is_made().
+  // The memory of the piece's slot, after is_made().
   std::byte* memory(uint64_t number) const {
     return memory_.get() + number % kSlots * bytes_of_slot_;
   }

@@ -10,7 +10,7 @@ using core::Progress;
 
 namespace {
 
-// What comes into the one runs behind what is in the other.
+// New work in `queue` runs behind the work that is in `earlier`.
 void wait_in(CudaQueue& queue, CudaQueue& earlier) {
   const bool waits = queue.wait_for(*earlier.record());
   HORON_CHECK(waits, "the streams of a device wait for each other");
@@ -34,14 +34,14 @@ ShardPiece::ShardPiece(ShardTools& tools, core::Batch batch, const HostShards& s
   if (has_shard()) start_between_hosts();
 }
 
-// The exchange between hosts scales what it is given, if no host adds before. All hosts give it
-// numbers of one scale, so a rank that is alone on its host scales too where others are not.
+// The exchange between hosts applies the scale if no host adds before it. All hosts must give it
+// numbers of one scale, so a rank alone on its host scales before if other hosts do.
 bool ShardPiece::scales_before() const {
   return !tools_.layout.one_rank_each() && is_floating(batch_.dtype);
 }
 
-// Now, so that the pieces of a lane come in one order on all hosts. It touches the memory when it
-// is stepped.
+// Starts now, so that the pieces of a lane start in one order on all hosts. It only touches the
+// memory when it is stepped.
 void ShardPiece::start_between_hosts() {
   core::Batch shard = batch_;
   shard.device = DeviceKind::Host;

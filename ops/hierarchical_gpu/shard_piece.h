@@ -20,7 +20,7 @@ namespace horon::ops {
 // What the pieces of a set use on one rank.
 struct ShardTools {
   const HostsLayout& layout;
-  // NCCL's, and one for each direction of the bus.
+  // NCCL's stream, and one for each direction of the bus.
   CudaQueue& sums;
   CudaQueue& to_host;
   CudaQueue& to_device;
@@ -31,7 +31,7 @@ struct ShardTools {
   NcclLine* gather_line;
 };
 
-// Begun in the order of their numbers, on every rank. One thread at a time.
+// Pieces begin in the order of their numbers, on every rank. One thread at a time.
 class ShardPiece {
  public:
   // `batch`: of the piece alone. Its slot has been taken, and has memory if there is a shard here.
@@ -39,8 +39,8 @@ class ShardPiece {
   ShardPiece(const ShardPiece&) = delete;
   ShardPiece& operator=(const ShardPiece&) = delete;
 
-  // As InFlight::step(). What it throws ends the job; then it must not be destroyed, since others
-  // may still use its memory.
+  // As InFlight::step(). If it throws, the job ends, and the piece must not be destroyed, since
+  // others may still use its memory.
   core::Progress step();
 
  private:
@@ -80,7 +80,7 @@ class ShardPiece {
   uint64_t reduce_turn_ = 0;
   uint64_t gather_turn_ = 0;
   Stage stage_ = Stage::Reducing;
-  std::shared_ptr<core::Event> event_;  // the next stage begins behind it
+  std::shared_ptr<core::Event> event_;  // the next stage begins when it has happened
 };
 
 }  // namespace horon::ops

@@ -21,7 +21,7 @@ using core::Progress;
 
 constexpr int64_t kExchangeStepBytes = 2 << 20;  // read or copied in one step
 constexpr int64_t kOwnPieceBytes = 256 << 10;
-// Memory of all ranks together that no longer fits into the caches of a common host.
+// From this size on the memory of all ranks together does not fit into the caches of a usual host.
 constexpr int64_t kStreamedBytes = 32 << 20;
 
 }  // namespace
@@ -76,7 +76,8 @@ class BlockExchange::Running final : public core::InFlight {
     return true;
   }
 
-  // For this rank, or for the last one. Where there is a root, it alone waits for all.
+  // Wakes the ranks that waited for this one, or for the last one. If there is a root, only it
+  // waits for all.
   void wake_those_who_waited(bool is_last) {
     if (is_root_ || (is_last && !has_root_)) {
       parent_.progress_.wake_all();
@@ -102,12 +103,12 @@ class BlockExchange::Running final : public core::InFlight {
             cell_.member(parent_.rank_).finished_pairs.load(std::memory_order_seq_cst) == pairs_);
   }
 
-  // What this rank sends itself.
+  // The block that this rank sends itself.
   const std::byte* own_from() const {
     return batch_.input + plan_.send[static_cast<size_t>(parent_.rank_)].begin;
   }
   std::byte* own_to() const { return output_from(parent_.rank_); }
-  // Where the block of a rank goes.
+  // Where the block that comes from a rank goes.
   std::byte* output_from(int rank) const {
     const auto from = static_cast<size_t>(rank);
     return batch_.output_blocks.empty() ? batch_.output + plan_.receive[from].begin
@@ -186,9 +187,9 @@ class BlockExchange::Running final : public core::InFlight {
     });
   }
 
-  // Copies one piece of any block. First of those for others: two ranks that store into each
-  // other's output take less time than two that read each other's input. Then of the own one, which
-  // nobody else copies.
+  // Copies one piece of some block. Blocks for others come first: two ranks that store into each
+  // other's output take less time than two that read each other's input. Then comes the own block,
+  // which nobody else copies.
   int64_t move() {
     if (const int64_t bytes = move_one_of(outgoing_); bytes > 0) return bytes;
     if (const int64_t bytes = copy_own(); bytes > 0) return bytes;

@@ -2,13 +2,13 @@
 // each rank has a block for some of the others.
 //
 // Every rank publishes where its input and its output lie. When all have done so, each block is
-// copied from the input of its sender into the output of its receiver. Where there is a root, the
-// others begin when the root has done so, since each exchanges with it alone; the root waits for
-// all. Who copies depends on which of the two the other ranks can reach: shared memory they map,
-// and private memory the kernel copies for them where that is allowed (core/host/process_memory.h)
-// and faster, but not of ranks whose blocks are all short, not what several ranks want of one, and
-// not for sums. Blocks of an output that lie apart are not mapped: the kernel writes each at its
-// address.
+// copied from the input of its sender into the output of its receiver. If there is a root, the
+// others begin when the root has published, since each exchanges with it alone; the root waits for
+// all. Who copies depends on which of the two memories the other rank can reach. Shared memory is
+// mapped. Private memory is copied by the kernel where that is allowed (core/host/process_memory.h)
+// and faster; but not for ranks whose blocks are all short, not where several ranks want the same
+// data, and not for sums. Output blocks that lie apart are not mapped: the kernel writes each at
+// its address.
 //   - Both: the two ranks claim pieces of the block and copy them. The rank that has less to do
 //     helps the other, and none waits for one that sleeps.
 //   - One can't be reached: its owner copies the block.
@@ -39,7 +39,7 @@ namespace horon::ops {
 class BlockExchange {
  public:
   // `group` must be available and outlive the object. `area`: area_bytes() of zeroed memory that
-  // all ranks share, 64-byte aligned. `by_kernel`: as of offer_memory() (exchange_offer.h).
+  // all ranks share, 64-byte aligned. `by_kernel`: see offer_memory() (exchange_offer.h).
   BlockExchange(core::LocalGroup& group, std::byte* area, bool by_kernel);
   static size_t area_bytes(int ranks);
 

@@ -11,8 +11,8 @@ constexpr int64_t kBlockPieceBytesMax = 256 << 10;
 constexpr int64_t kReducedBytesMax = 2 << 20;
 constexpr int64_t kRingPieceBytesMin = 1 << 10;
 constexpr int64_t kRingPieceBytesMax = 64 << 10;
-// With several readers more is in the ring at a time: where ranks share cores, each change of the
-// rank that runs then moves more.
+// With several readers a ring holds more at a time: where ranks share cores, more data then moves
+// with each switch between ranks.
 constexpr int64_t kSharedRingPieceBytesMax = 256 << 10;
 
 Pieces cut(int64_t block_bytes, int64_t shortest, int64_t longest) {

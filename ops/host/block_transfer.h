@@ -11,7 +11,7 @@ namespace horon::ops {
 
 // Pieces of one block that are in a ring at a time.
 inline constexpr uint64_t kRingPieces = 4;
-// The rings of one collective on a host, as long as a piece of at least 1 KiB allows it.
+// Limit for all rings of one collective on a host, unless a piece would be shorter than 1 KiB.
 inline constexpr int64_t kAllRingsBytes = int64_t{64} << 20;
 
 // The longest piece in a ring; a multiple of 64. A rank has one ring if it gives everybody the same
@@ -44,7 +44,7 @@ enum class Way : uint8_t {
   Ring,      // the sender copies in, the receiver out
 };
 
-// Each of them decides alike. `reduces`: what the receiver gets is reduced by itself.
+// Both ranks get the same answer. `reduces`: the receiver itself reduces what it gets.
 Way way_between(const ExchangeMember& from, const ExchangeMember& to, bool reduces);
 
 // A block that this rank copies, alone or with the other rank, or copies out of the other's ring.
@@ -53,8 +53,8 @@ struct BlockTransfer {
   int to_rank;
   Way way;
   ExchangePair* pair;
-  // The block; null if it comes by way of a ring. If `kernel_copies`, the other rank's of the two
-  // is an address in its process.
+  // Source and destination; `from` is null if the block comes by way of a ring. If `kernel_copies`,
+  // the other rank's one is an address in its process.
   const std::byte* from;
   std::byte* to;
   bool kernel_copies;

@@ -62,7 +62,7 @@ class ExchangeCell {
  public:
   ExchangeCell(std::byte* begin, int ranks) : begin_(begin), ranks_(ranks) {}
   static size_t bytes(int ranks);
-  // What a rank can give by way of the cell.
+  // The longest input that a rank can give in the cell.
   static int64_t payload_bytes_max(int ranks);
 
   // Both grow for ever.

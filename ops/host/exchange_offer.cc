@@ -10,7 +10,7 @@
 namespace horon::ops {
 namespace {
 
-// Of the longest block. Below, the calls of the kernel take longer than a second copy does.
+// The least length of the longest block: below it, the system calls take longer than a second copy.
 constexpr int64_t kByKernelBytesMin = 32 << 10;
 
 class Offer {
@@ -80,7 +80,7 @@ class Offer {
     return Reached::ByKernel;
   }
 
-  // What blocks apart have in common is this process: each is given by its address.
+  // Blocks that lie apart have no common segment: each is given by its address in this process.
   Reached offer_blocks_apart() {
     if (!may_be_copied(plan_.receive)) return Reached::ByNobody;
     bool reachable = true;
@@ -93,7 +93,8 @@ class Offer {
     return Reached::ByKernel;
   }
 
-  // Sums read what they can map, and what several ranks want is copied by its rank once.
+  // Not for sums, which read what they can map, nor for a block for several ranks, which its owner
+  // copies once.
   bool may_be_copied(const std::vector<Block>& blocks) const {
     return by_kernel_ && !plan_.reduces && !(plan_.one_for_all && ranks_ > 2) &&
            longest_of_others(blocks) >= kByKernelBytesMin;

@@ -11,10 +11,10 @@
 
 namespace horon::ops {
 
-// Writes into `cell` all that its rank writes before it arrives, once all have left the exchange
-// before. A short input is copied into the cell. `by_kernel`: long blocks of private memory are
-// copied by the kernel, where it may; the same on all ranks. Returns the number of blocks that the
-// rank waits for: those that it gets, and those that it gives from its own memory.
+// Writes into `cell` all that this rank writes there before it arrives. Call it once all ranks have
+// left the cell's last exchange. A short input is copied into the cell. `by_kernel`: the kernel
+// copies long blocks of private memory, where it may; the same on all ranks. Returns the number of
+// blocks that the rank waits for: those that it gets, and those that it gives from its own memory.
 uint32_t offer_memory(core::LocalGroup& group, const ExchangeCell& cell, const core::Batch& batch,
                       const BlockPlan& plan, bool by_kernel);
 

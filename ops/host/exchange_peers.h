@@ -1,5 +1,5 @@
-// The blocks of the other ranks of an exchange, as addresses in this process; those that only the
-// kernel reaches, in the process of their rank.
+// The blocks of the other ranks of an exchange, as addresses in this process; but as addresses in
+// their own process if only the kernel reaches them.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace horon::ops {
 
-// To be asked when the two ranks have arrived. The functions map memory, so they may throw as
+// Ask only about ranks that have arrived. The functions map memory, so they may throw as
 // LocalGroup::map() does.
 class ExchangePeers {
  public:

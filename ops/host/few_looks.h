@@ -10,8 +10,8 @@ namespace horon::ops {
 // For one wait of one collective.
 class FewLooks {
  public:
-  // Whether those that this rank waits for are here, for which `are_here()` looks. The first time
-  // it looks a few times more before it says no.
+  // Whether the ranks that this one waits for are here, as are_here() tells. The first call looks a
+  // few more times before it says no.
   template <class AreHere>
   bool see(const AreHere& are_here) {
     constexpr int kLooks = 16;

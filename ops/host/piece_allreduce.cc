@@ -14,8 +14,8 @@ using core::Progress;
 
 constexpr int64_t kPieceBytesMin = 32 << 10;
 constexpr int64_t kPieceBytesMax = 256 << 10;
-// Of pieces whose length was asked for. Less would only be counting. More would neither fit twice
-// into a ring nor, read from two ranks, into a step.
+// Limits for a length that was asked for. Shorter pieces would mostly be counting. Longer ones
+// would neither fit twice into a ring nor, read from two ranks, into a step.
 constexpr int64_t kWishedBytesMin = 4 << 10;
 constexpr int64_t kWishedBytesMax = 1 << 20;
 constexpr int64_t kStepBytes = 2 << 20;  // read or copied in one step
@@ -24,7 +24,7 @@ static_assert(kRingBytes >= 2 * std::max(kPieceBytesMax, kWishedBytesMax));
 
 }  // namespace
 
-// Pieces are numbered on over all allreduces of a cell; those of this one begin at base_.
+// Pieces are numbered throughout all allreduces of a cell; those of this one begin at base_.
 class PieceAllreduce::Running final : public core::InFlight {
  public:
   Running(PieceAllreduce& parent, core::Batch batch)

@@ -36,7 +36,7 @@ class PieceAllreduce {
   static size_t area_bytes(int ranks);
   // The length of a piece; a multiple of 64. `wish`: Batch::piece_bytes.
   static int64_t piece_bytes(int64_t bytes, int ranks, int64_t wish = 0);
-  // Which wishes there are for an allreduce of so many bytes.
+  // The range of useful wishes for an allreduce of so many bytes.
   static core::PieceSizes piece_sizes(int64_t bytes, int ranks);
 
   std::unique_ptr<core::InFlight> start(core::Batch batch);
@@ -65,7 +65,7 @@ class PieceAllreduce {
   // By rank, addresses in this process.
   struct Peers {
     std::vector<std::byte*> inputs;
-    std::vector<std::byte*> outputs;  // null: is not wanted
+    std::vector<std::byte*> outputs;  // null: not wanted
     std::vector<bool> reads_ring;     // its pieces are read from its ring
     std::vector<const std::byte*> piece_inputs;
     std::vector<std::byte*> piece_outputs;  // of those that want one

@@ -46,20 +46,20 @@ class RingFeeds {
         piece_bytes_(piece_bytes),
         blocks_(blocks) {}
 
-  // A block for rank `to`; if all are given the same one, the first call lays it out and the others
-  // add readers. Before the first feed().
+  // Adds a block for rank `to`, before the first feed(). If all ranks get the same block, the first
+  // call lays it out and the others add readers.
   void add(int to, const std::byte* from, int64_t bytes);
-  // Copies one piece of each block, where there is room. The bytes.
+  // Copies one piece of each block, where there is room. Returns the bytes copied.
   int64_t feed();
-  // When all is read: the next collective may have the ring.
+  // Call it when all is read: the next collective may have the ring.
   void give_back();
 
  private:
   void copy_in(const RingFeed& feed);
-  // Whether it is much longer than the ring, so that its readers set the pace.
+  // Whether the block is much longer than the ring, so that its readers set the pace.
   static bool is_long(const RingFeed& feed) { return feed.pieces.count >= 3 * kRingPieces; }
   void note_time(const RingFeed& feed);
-  // For one block.
+  // The part of the ring for one block.
   size_t ring_bytes() const { return kRingPieces * static_cast<size_t>(piece_bytes_); }
 
   core::LocalGroup& group_;

@@ -8,11 +8,11 @@
 
 namespace horon::ops {
 
-// Who may still use the memory when a collective is given up, a peer or MPI, is not known: what has
-// not been given back by then is kept for ever. One thread at a time.
+// When a collective is given up, a peer or MPI may still use its memory: what has not been given
+// back by then is kept for ever. One thread at a time.
 class ScratchLoan {
  public:
-  // Of host memory. `pool` outlives the loan; null: nothing is ever taken.
+  // Takes host memory. `pool` outlives the loan; null: nothing is ever taken.
   explicit ScratchLoan(core::ScratchPool* pool) : pool_(pool) {}
   ~ScratchLoan() {
     if (buffer_.memory != nullptr) pool_->leak(std::move(buffer_));
@@ -20,7 +20,7 @@ class ScratchLoan {
   ScratchLoan(const ScratchLoan&) = delete;
   ScratchLoan& operator=(const ScratchLoan&) = delete;
 
-  // Nothing is taken. As ScratchPool::take().
+  // Only while nothing is taken. Throws as ScratchPool::take().
   std::byte* take(size_t bytes) {
     buffer_ = pool_->take(pool_->domain(DeviceKind::Host), bytes);
     return memory();

@@ -23,7 +23,8 @@ class SmallAllreduce {
   // `area`: area_bytes() of zeroed memory that all ranks share, 64-byte aligned.
   SmallAllreduce(core::LocalGroup& group, std::byte* area);
   static size_t area_bytes(int ranks);
-  // What a cell holds. It shrinks with the number of ranks, since each reads the inputs of all.
+  // The longest input that fits. Shrinks with the number of ranks, since each reads the inputs of
+  // all.
   static int64_t payload_bytes_max(int ranks);
 
   std::unique_ptr<core::InFlight> start(core::Batch batch);

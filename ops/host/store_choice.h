@@ -17,23 +17,24 @@ namespace horon::ops {
 // Used by one thread at a time.
 class StoreChoice {
  public:
-  // For the next block. `noted`: note() will follow; else the other store is not tried.
+  // Whether to fill the next block past the caches. `noted`: note() will follow, so it may be a
+  // trial.
   bool past_caches(bool noted) const {
     const bool is_try = uses_ < kFirstTries ? uses_ % 2 == 1 : uses_ % kTryEach == 0;
     return is_faster_past_caches() != (noted && is_try);
   }
-  // What a block took that was filled so. Only for blocks that are much longer than the ring: the
-  // others do not wait for it.
+  // Notes the time of a block that was filled in this way. Only for blocks that are much longer
+  // than the ring: filling others does not wait for the readers.
   void note(bool past_caches, double ns_per_byte) {
     ++uses_;
-    // Other load makes it longer, never shorter; old values fade, in case the load stays.
+    // Other load makes a time longer, never shorter; old values fade, in case the load stays.
     for (double& best : best_) best *= kFade;
     double& best = best_[past_caches ? 1 : 0];
     best = std::min(best, ns_per_byte);
   }
 
  private:
-  // Also while nothing is known.
+  // True also while nothing is known.
   bool is_faster_past_caches() const { return best_[1] <= best_[0]; }
 
   static constexpr uint64_t kFirstTries = 8;

@@ -12,7 +12,7 @@ Waiters::Waiters(core::LocalGroup& group, std::byte* area)
 size_t Waiters::area_bytes(int ranks) { return (static_cast<size_t>(ranks) + 511) / 512 * 64; }
 
 void Waiters::announce() {
-  // If the bit is still set, no rank has looked since; the next one that looks will wake this one.
+  // If the bit is still set, no rank has looked since. The next one that looks wakes this one.
   if ((words_[own_word_].load(std::memory_order_relaxed) & own_bit_) != 0) return;
   words_[own_word_].fetch_or(own_bit_, std::memory_order_seq_cst);
 }

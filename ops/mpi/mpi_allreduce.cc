@@ -10,8 +10,8 @@
 namespace horon::ops {
 namespace {
 
-// Open MPI reduces along one tree if it reduces in place, which takes longer than its other ways
-// for long messages among several ranks. There a copy costs less.
+// In place, Open MPI reduces along one tree, which takes longer than its other algorithms for long
+// messages among several ranks. There a copy costs less.
 bool pays_in_place(int ranks, const core::Batch& batch) {
   constexpr int64_t short_bytes = 64 << 10;
   const auto element_bytes = static_cast<int64_t>(size_of(sum_type(batch.dtype, batch.reduce_op)));

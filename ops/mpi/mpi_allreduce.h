@@ -18,8 +18,8 @@ class MpiAllreduce final : public core::CollectiveOp {
   explicit MpiAllreduce(std::shared_ptr<MpiChannel> channel);
   std::string_view name() const override { return "mpi_allreduce"; }
   std::string refusal(const core::BatchFacts& facts) const override;
-  // Where the order in which MPI adds changes nothing: it goes by the length and by the place of an
-  // element.
+  // True if the order of additions changes no bits: MPI chooses it by the length, and by the place
+  // of an element.
   bool same_in_parts(const core::Batch& like) const override;
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;
 

@@ -33,11 +33,12 @@ class MpiChannel {
   uint64_t take_position() { return next_position_++; }
   bool is_turn_of(uint64_t position) const { return position == turn_; }
   void pass_turn() { ++turn_; }
-  // A collective was destroyed before it posted, so no later one would match those of the peers.
+  // A collective was destroyed before it posted: no later one would match its peers' any more.
   void set_broken() { broken_ = true; }
   bool broken() const { return broken_; }
 
-  // A collective that has started must go on, so it takes what it needs, also beyond the limit.
+  // A collective that has started must go on, so it takes what it needs, even beyond the pool's
+  // limit.
   core::ScratchPool& scratch() const { return *scratch_; }
 
  private:

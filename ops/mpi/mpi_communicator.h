@@ -14,10 +14,10 @@ class MpiCommunicator {
  public:
   // Collective over all ranks of the job; the bootstrap must outlive it.
   explicit MpiCommunicator(const core::MpiBootstrap& bootstrap);
-  // Of some ranks of the job, ascending; collective over these alone. `id` tells this call from
-  // others that the same ranks may be in: one that has failed may still have messages on the way.
+  // For some ranks of the job, ascending; collective over these alone. `id` tells this call from
+  // other calls of the same ranks: one that has failed may still have messages on the way.
   MpiCommunicator(const core::MpiBootstrap& bootstrap, const std::vector<int>& ranks, uint32_t id);
-  // Collective, unless MPI was abandoned: then the communicator is left to the process.
+  // Collective, unless MPI was abandoned: then the communicator is never freed.
   ~MpiCommunicator();
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;

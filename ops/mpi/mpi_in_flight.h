@@ -48,7 +48,7 @@ class MpiInFlight : public core::InFlight {
   }
   // 64-byte aligned; lives as long as this object. May be called once.
   std::byte* take_scratch(size_t bytes);
-  // The number of elements for prepare() and finish(). 0, the default: they are not called.
+  // How many elements prepare() and finish() are called for. 0, the default: they are not called.
   void set_prepare_count(int64_t count) { prepare_count_ = count; }
   void set_finish_count(int64_t count) { finish_count_ = count; }
 
@@ -68,7 +68,7 @@ class MpiInFlight : public core::InFlight {
   int64_t prepare_count_ = 0;
   int64_t finish_count_ = 0;
   std::vector<MPI_Request> requests_;
-  std::vector<MPI_Status> statuses_;  // of the last test of them
+  std::vector<MPI_Status> statuses_;  // of the last test of requests_
   ScratchLoan scratch_;
 };
 

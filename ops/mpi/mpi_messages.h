@@ -9,9 +9,9 @@
 
 namespace horon::ops {
 
-// Shares the communicator with MPI's collectives, and with MpiExchange and MpiPair, whose tags lie
-// below kFirstTag. A second object may share it too, for allreduces that go beside those of the
-// first one: Tags::Beside, all below kFirstBlockTag.
+// Shares the communicator with MPI's collectives, and with MpiExchange and MpiPair, which have tags
+// of their own. A second object may share it too, for allreduces beside those of the first one:
+// Tags::Beside, with tags below kFirstBlockTag only.
 class MpiMessages final : public Messages {
  public:
   enum class Tags : uint8_t { All, Beside };
@@ -19,8 +19,8 @@ class MpiMessages final : public Messages {
   // errors on it are returned instead of fatal.
   explicit MpiMessages(MPI_Comm communicator, Tags tags = Tags::All);
 
-  // Who has which of the 32768 tags that every MPI must have, on one communicator:
-  // MpiExchange 0 to 8190, Beside 8191 to 16382, MpiPair 16383, All the rest.
+  // Who has which of the 32768 tags that every MPI must have, on one communicator: MpiExchange 0 to
+  // 8190, Beside 8191 to 16382, MpiPair 16383, All the rest.
   static constexpr int kFirstTag = 32768 - kTags;
   static constexpr int kTagOfPairs = kFirstTag - 1;
   static constexpr int kFirstTagBeside = kTagOfPairs - kFirstBlockTag;
@@ -46,7 +46,7 @@ class MpiMessages final : public Messages {
   // [id]; null: over, or free
   std::vector<MPI_Request> requests_;
   std::vector<Id> free_;
-  // Of one progress().
+  // Used within one progress().
   std::vector<int> ended_;
   std::vector<MPI_Status> statuses_;
   int error_ = MPI_SUCCESS;

@@ -11,19 +11,19 @@
 namespace horon::ops {
 
 // `communicator` points to an MPI_Comm, which is read at once. The communicator must outlive the
-// ops and be used for nothing else but the other functions here. `scratch` is for what the ops
-// convert and stage.
+// ops; only the other functions here may use it too. `scratch` is for what the ops convert and
+// stage.
 std::vector<std::unique_ptr<core::CollectiveOp>> make_mpi_ops(
     const void* communicator, std::shared_ptr<core::ScratchPool> scratch);
 
-// Of the two ranks of a pair, on the communicator of all ranks, which others may use besides. `me`
-// and `peer`: as MpiPair has them.
+// For the two ranks of a pair, on the communicator of all ranks, which others may use too. `me` and
+// `peer`: see MpiPair.
 std::vector<std::unique_ptr<core::CollectiveOp>> make_mpi_pair_ops(
     const void* communicator, std::shared_ptr<core::ScratchPool> scratch, int me, int peer);
 
 // Messages on the same communicator.
 std::shared_ptr<Messages> make_mpi_messages(const void* communicator);
-// Others, for an allreduce that goes beside those on the first ones (MpiMessages::Tags::Beside).
+// For an allreduce beside those that use the first messages (MpiMessages::Tags::Beside).
 std::shared_ptr<Messages> make_mpi_messages_beside(const void* communicator);
 
 }  // namespace horon::ops

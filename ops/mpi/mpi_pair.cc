@@ -23,7 +23,7 @@ class InFlightMessage final : public MpiInFlight {
     return elements * static_cast<int64_t>(size_of(batch().dtype));
   }
 
-  // On the sender, as every root of a broadcast does.
+  // On the sender: copies the input to the output, as every root of a broadcast does.
   void prepare(int64_t begin, int64_t count) override {
     core::copy_bytes(batch().output + bytes_of(begin), batch().input + bytes_of(begin),
                      static_cast<size_t>(bytes_of(count)));

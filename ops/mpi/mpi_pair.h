@@ -9,10 +9,10 @@
 
 namespace horon::ops {
 
-// Uses the communicator of all ranks, so that none has to be made for the pair.
+// Uses the communicator of all ranks, so that the pair needs no communicator of its own.
 class MpiPair final : public core::CollectiveOp {
  public:
-  // The tag that only messages of pairs have on that communicator: between two ranks they arrive in
+  // The tag that only messages of pairs use on that communicator. Between two ranks they arrive in
   // the order in which they were posted, which is that of the pair's log.
   static constexpr int kTag = MpiMessages::kTagOfPairs;
 

@@ -9,16 +9,16 @@
 
 namespace horon::ops {
 
-// MPI adds in an order that goes by the length. True: any order of the members gives the same bits.
+// True: any order of the members gives the same bits. (MPI chooses its order by the length.)
 bool same_in_any_order(const core::Batch& like, int members);
 
 // 16-bit floats are reduced in float32 and rounded once. Averages of integers are summed in int64.
 class MpiReduction : public MpiInFlight {
  protected:
   // `in_place`: MPI reduces in the memory of the result; the same on all ranks of a collective.
-  // Open MPI chooses its algorithm by that, and ranks with different ones wait for each other for
-  // ever. So a rank whose batch is not in place copies its input there first. Only where the result
-  // is as long as the input.
+  // Open MPI chooses its algorithm by it, and ranks with different algorithms wait for each other
+  // for ever. So a rank whose batch is not in place first copies its input there. Only where the
+  // result is as long as the input.
   MpiReduction(std::shared_ptr<MpiChannel> channel, std::shared_ptr<const MpiReductions> reductions,
                core::Batch batch, int64_t input_count, bool in_place);
 
@@ -26,8 +26,8 @@ class MpiReduction : public MpiInFlight {
   size_t work_bytes(int64_t elements) const {
     return static_cast<size_t>(elements) * size_of(work_dtype_);
   }
-  // From this element on: where MPI reads (MPI_IN_PLACE, if so), and where it writes the result;
-  // never the same memory.
+  // From this element on: where MPI reads (MPI_IN_PLACE if in place), and where it writes the
+  // result. They are never the same memory.
   const void* mpi_input(int64_t element) const {
     return in_place_ ? MPI_IN_PLACE : mpi_input_ + work_bytes(element);
   }

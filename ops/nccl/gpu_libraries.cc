@@ -13,7 +13,8 @@ namespace {
 class LibrariesOfProcess final : public GpuLibraries {
  public:
   CudaStatus cuda() override { return cuda_status(); }
-  // The setting wins over what a communicator asks for, and its calls would wait for dead peers.
+  // The setting overrides what a communicator asks for, and blocking calls would wait for dead
+  // peers.
   NcclStatus nccl() override {
     NcclStatus status = nccl_status();
     const NcclSetting blocking = find_nccl_setting("NCCL_COMM_BLOCKING");

@@ -20,7 +20,7 @@ class GpuLibraries {
   // Where a device is plugged in: "0000:3B:00.0". The same for the same GPU in all processes of a
   // host. Makes no context. Throws Error.
   virtual std::string bus_of(int device) = 0;
-  // What NCCL takes for the name of this host, if it was told one (NCCL_HOSTID); empty: it was not.
+  // The name of this host that NCCL was told (NCCL_HOSTID); empty if it was told none.
   virtual std::string nccl_host_id() = 0;
   // As is_captured().
   virtual bool is_captured(CudaStream /*stream*/) { return false; }
@@ -31,7 +31,7 @@ class GpuLibraries {
 
 // What the next job of this process will use. Any thread.
 std::shared_ptr<GpuLibraries> gpu_libraries();
-// For tests, before init(). Null: those of the process.
+// For tests, before init(). Null: the libraries of the process.
 void install_gpu_libraries(std::shared_ptr<GpuLibraries> libraries);
 
 }  // namespace horon::ops

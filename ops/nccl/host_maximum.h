@@ -1,5 +1,5 @@
-// The largest of what the members of a line have, on host memory: how they agree on something while
-// a collective of theirs on a device is under way.
+// The maximum over numbers of a line's members, in host memory: this is how they agree on something
+// while a collective of theirs on a device is under way.
 #pragma once
 
 #include <cstddef>

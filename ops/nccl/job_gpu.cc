@@ -37,7 +37,7 @@ GpuFacts facts_of_this_rank(int local_rank, GpuLibraries& libraries) {
   return facts;
 }
 
-// Lines, the last of which is the reason.
+// One fact a line; the reason is last.
 std::string facts_as_text(const GpuFacts& facts) {
   return concat(facts.device, "\n", facts.nccl_version, "\n", facts.bus, "\n", facts.nccl_host_id,
                 "\n", facts.why_not);
@@ -89,8 +89,8 @@ std::string fault_of_missing_gpus(const std::vector<GpuFacts>& facts,
                 "HORON_GPU_COLLECTIVES=host lets all ranks take part, by way of the host");
 }
 
-// NCCL refuses two ranks on one GPU. It knows a GPU by its host, or NCCL_HOSTID if that is set, and
-// its place on the bus; so does this.
+// NCCL refuses two ranks on one GPU. Like NCCL, this identifies a GPU by its host (or NCCL_HOSTID,
+// if that is set) and its place on the bus.
 std::string fault_of_shared_gpus(const std::vector<GpuFacts>& ranks,
                                  const std::vector<int>& host_of) {
   std::map<std::pair<std::string, std::string>, std::vector<int>> users;
@@ -212,7 +212,7 @@ std::shared_ptr<CudaApi> JobGpu::cuda() {
     }
   }
   const std::lock_guard opening(opening_);
-  std::shared_ptr<CudaApi> opened = cuda_;  // only who holds `opening_` writes it
+  std::shared_ptr<CudaApi> opened = cuda_;  // written only under `opening_`
   if (opened == nullptr) opened = libraries_->open_cuda(mine_.device);
   const std::lock_guard lock(mutex_);
   cuda_ = opened;

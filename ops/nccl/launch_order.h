@@ -1,13 +1,13 @@
-// In which order the collectives of several lines enter the device of a rank: the same on all ranks
-// that the lines share. A line is what enters in an order of its own: the collectives of a process
-// set; of a set between hosts also each of the two halves of an allreduce.
+// The order in which the collectives of several lines enter the device of a rank; the same on all
+// ranks that share the lines. A line is a sequence of collectives with an order of its own: those
+// of a process set, or, in a set between hosts, each of the two halves of its allreduces.
 //
 // A kernel of NCCL waits on the device for its peers. If two lines enter the devices of two ranks
-// in unlike orders, and a device runs one of them only, both wait for ever. Each set has a log of
-// its own, so the logs give no common order. Numbers do: for its next collective each member of a
-// line proposes one above all that it has seen, and the largest of them is the collective's. A rank
-// lets collectives in by rising number, and by line where numbers are equal. One waits as long as
-// another one here may still get a smaller number; that takes one small message between the members
+// in different orders, and a device runs only one of them, both wait for ever. Each set has its own
+// log, so the logs give no common order. Numbers do: for the line's next collective each member
+// proposes a number above all that it has seen, and the largest one becomes the collective's. A
+// rank lets collectives in by rising number, and by line if numbers are equal. One waits as long as
+// another one here may still get a smaller number. That takes one small message between the members
 // of the other line, and nothing on a device, so no wait lasts for ever. (Skeen's multicast.)
 #pragma once
 
@@ -33,32 +33,33 @@ struct LaunchLine {
   }
 };
 
-// Of one rank, for all its lines. A line has one collective at a time here. One thread at a time.
+// For all lines of one rank. A line has one collective here at a time. One thread at a time.
 //
-// Lines have streams of their own, which wait for tensors first, so what enters in one order need
-// not run in it: a stream also waits for the collective of another line that has entered before.
+// Lines have streams of their own, which first wait for tensors, so what enters in one order need
+// not run in it. Therefore a stream also waits for the last collective of another line that entered
+// before.
 class LaunchOrder {
  public:
-  // The line's next collective has come here. The number to propose.
+  // The line's next collective has come here. Returns the number to propose.
   int64_t propose(LaunchLine line);
   // `number`: the largest that a member has proposed.
   void settle(LaunchLine line, int64_t number);
   // After settle().
   bool may_enter(LaunchLine line) const;
-  // It is in the stream.
+  // The line's collective is in the stream.
   void entered(LaunchLine line) { waiting_.erase(line); }
 
-  // What this line enqueues from now on runs behind what another one has enqueued last. Throws
+  // What this line enqueues from now on runs behind what another line has enqueued last. Throws
   // Error.
   void wait_in(core::MemoryQueue& queue, LaunchLine line);
-  // What this line has enqueued by now is the last. Throws Error.
+  // What this line has enqueued by now becomes the last. Throws Error.
   void becomes_last(core::MemoryQueue& queue, LaunchLine line);
 
  private:
   // Until a line has settled, its number may still become larger.
   std::map<LaunchLine, int64_t> waiting_;
   int64_t latest_ = 0;
-  LaunchLine last_line_;               // to enter
+  LaunchLine last_line_;               // the one that entered last
   std::shared_ptr<core::Event> last_;  // happens when its collective ends; null: none has entered
 };
 

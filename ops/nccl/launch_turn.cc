@@ -29,7 +29,7 @@ void LaunchTurn::begin_maximum(int64_t mine) {
 }
 
 bool LaunchTurn::has_maximum() {
-  // The messages of one number are few: as long as they come, nobody needs to poll for them.
+  // One number takes few messages: as long as they come, this goes on without leaving the step.
   core::Progress progress = core::Progress::Advanced;
   while (progress == core::Progress::Advanced) progress = flight_->step();
   is_driven_ = progress == core::Progress::Driving;

@@ -1,4 +1,4 @@
-// The place of the next collective of one line among those of the others (launch_order.h).
+// The place of one line's next collective among those of the other lines (launch_order.h).
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 
 namespace horon::ops {
 
-// One collective after the other takes it. One thread at a time.
+// One collective of the line after the other takes the turn. One thread at a time.
 class LaunchTurn {
  public:
   // Whether a member proposes a number as soon as its own collective has come, or once those of all
-  // members have. A number that is proposed holds up what gets a larger one here until all members
-  // have proposed theirs. Where one of them may come late, and wait for just that before it comes,
+  // members have. A proposed number holds up collectives with a larger one here until all members
+  // have proposed theirs. If a member may come late, and first wait for one that is so held up,
   // they must meet first.
   enum class Propose : uint8_t { AtOnce, WhenAllHaveCome };
 
-  // `allreduce`: on host memory, among the members of the line. It outlives this, keeps the order
-  // of its starts, and what else uses it starts at the same points of the line's order.
+  // `allreduce`: on host memory, among the members of the line. It outlives this and keeps the
+  // order of its starts. Its other users must start it at the same points of the line's order.
   LaunchTurn(std::shared_ptr<LaunchOrder> order, LaunchLine line, core::CollectiveOp& allreduce,
              Propose propose = Propose::AtOnce)
       : order_(std::move(order)), line_(line), allreduce_(allreduce), propose_(propose) {}
@@ -29,15 +29,16 @@ class LaunchTurn {
   // number by a small allreduce on host memory in the middle of it, as in nccl_id_exchange.h. Never
   // waits. Throws Error.
   bool may_enter();
-  // After it has said false: the others may wait for what this member does in the allreduce when it
-  // is asked again.
+  // After may_enter() has said false: the others may wait for this member's part in the allreduce,
+  // which goes on when it is asked again.
   bool must_be_driven() const { return flight_ != nullptr && is_driven_; }
-  // Before it is enqueued: it runs behind what other lines have in their streams. Throws Error.
+  // Before the collective is enqueued: makes it run behind what other lines have in their streams.
+  // Throws Error.
   void enter(core::MemoryQueue& queue) { order_->wait_in(queue, line_); }
-  // After it is enqueued, also for collectives that came before the line had to keep an order:
-  // others run behind it. Throws Error.
+  // After it is enqueued: makes others run behind it. Also for collectives from before the line had
+  // to keep an order. Throws Error.
   void becomes_last(core::MemoryQueue& queue) { order_->becomes_last(queue, line_); }
-  // It has entered: the next one takes the turn.
+  // The collective has entered: the next one takes the turn.
   void entered();
 
  private:

@@ -1,4 +1,4 @@
-// How the members of a communicator settle what they must do alike: each gives a number, and the
+// How the members of a communicator decide what all of them must do: each gives a number, and the
 // largest counts.
 #pragma once
 

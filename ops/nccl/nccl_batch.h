@@ -16,14 +16,14 @@ class NcclBatch {
  public:
   NcclBatch(core::Batch batch, int rank, int size);
 
-  // Scales the input into the memory from where the collective then takes it: the output, or for a
-  // reducescatter, whose output is smaller, scratch that is allocated here. Nothing: it takes the
-  // input as it is.
+  // Scales the input into the memory from which the collective then takes it: the output, or, for a
+  // reducescatter, whose output is smaller, scratch that is allocated here. nullopt: the collective
+  // takes the input as it is.
   const std::optional<MoveLaunch>& before() const { return before_; }
-  // Scales or divides the output. Behind it the scratch is not needed any more.
+  // Scales or divides the output. After it the scratch is not needed any more.
   const std::optional<MoveLaunch>& after() const { return after_; }
-  // Between begin_group() and end_group(). None where there is nothing to move, on all ranks that
-  // it would be moved between.
+  // Makes the calls, between begin_group() and end_group(). It makes none for data of no length;
+  // all ranks that such data would move between agree on that.
   void call(NcclApi& nccl, NcclComm comm) const;
   CudaQueue& queue() const { return *queue_; }
 

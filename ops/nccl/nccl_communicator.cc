@@ -14,11 +14,12 @@
 namespace horon::ops {
 namespace {
 
-// With live peers this takes milliseconds. With a dead one NCCL's abort may wait without a limit.
+// With live peers ending takes milliseconds. With a dead one NCCL's abort may wait without a limit.
 constexpr std::chrono::seconds kEndingMax{5};      // of all that a destructor does
 constexpr std::chrono::seconds kFinalizingMax{4};  // of these
 
-// A thread that works for the library: on its device, and without breaking captures of the program.
+// While one lives, the thread works on the device for the library and breaks no captures of the
+// program.
 class OnDevice {
  public:
   explicit OnDevice(CudaApi& cuda)
@@ -35,7 +36,7 @@ class OnDevice {
   const int mode_before_;
 };
 
-// For a thread of Horon's own. NCCL is called all the same on a device that has failed.
+// For a thread of Horon's own. If the device has failed, NCCL is called all the same.
 void use_if_alive(const CudaApi& cuda) noexcept {
   try {
     cuda.use();
@@ -56,7 +57,7 @@ void end_comm(NcclApi& nccl, CudaApi& cuda, NcclComm comm, bool is_finalized,
 
 }  // namespace
 
-// Shared with the thread that destroys or aborts, which may stay behind.
+// Shared with the thread that destroys or aborts, which may outlive the communicator.
 struct NcclCommunicator::Ending {
   std::mutex mutex;
   std::condition_variable changed;
@@ -161,7 +162,7 @@ bool NcclCommunicator::is_made() {
   return true;
 }
 
-// The next stage, if this one is over.
+// Goes on to the next stage, if this one is over.
 bool NcclCommunicator::make_on() {
   switch (stage_) {
     case Stage::New:
@@ -178,7 +179,7 @@ bool NcclCommunicator::make_on() {
       return true;
     }
     case Stage::Meeting:
-      // A member may come late to its first collective: that is no fault of the network.
+      // The limit counts from here: a member may come late to its first collective.
       began_ = Clock::now();
       if (parts_.id_exchange != nullptr && !parts_.id_exchange->step(id_)) return false;
       begin();
@@ -245,7 +246,7 @@ void NcclCommunicator::call(const std::function<void(NcclApi&, NcclComm)>& calls
   } catch (...) {
     try {
       nccl_->end_group();
-    } catch (...) {  // it fails because of that call, and does not say which
+    } catch (...) {  // it fails because of the same call, but does not name it
     }
     throw;
   }

@@ -12,10 +12,11 @@ namespace horon::ops {
 class NcclIdExchange {
  public:
   virtual ~NcclIdExchange() = default;
-  // Called again and again until it says true: then `id` is the first member's, which gives its own
-  // with every call. Never waits. Throws Error.
+  // Called again and again until it returns true: then `id` is the first member's. The first member
+  // passes its own id in every call. Never waits. Throws Error.
   virtual bool step(NcclUniqueId& id) = 0;
-  // After it has said false: the others may wait for what this member does in the next step.
+  // After step() has returned false: the others may wait for what this member does in the next
+  // step.
   virtual bool must_be_driven() const { return false; }
 };
 
@@ -32,9 +33,9 @@ class KnownNcclId final : public NcclIdExchange {
   const NcclUniqueId id_;
 };
 
-// By a maximum on host memory; the others have zeros. It takes place in the middle of the first
-// collective of a line on a device, at the same point of the line's order on all members, and ends
-// when all of them have come there.
+// By a maximum on host memory, to which the other members give zeros. It takes place in the middle
+// of a line's first collective on a device, at the same point of the line's order on all members,
+// and ends when all of them have come there.
 class AllreduceNcclId final : public NcclIdExchange {
  public:
   // `allreduce`: as in LaunchTurn. `first`: this member has the id.

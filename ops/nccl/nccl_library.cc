@@ -25,7 +25,8 @@ struct Functions {
   decltype(&ncclCommAbort) comm_abort = nullptr;
   decltype(&ncclMemAlloc) mem_alloc = nullptr;
   decltype(&ncclMemFree) mem_free = nullptr;
-  // Newer than the oldest nccl.h that Horon is built with, where a window is of a type of its own.
+  // Declared here, since the oldest nccl.h that Horon is built with lacks them, and the type of
+  // windows.
   ncclResult_t (*comm_window_register)(ncclComm_t comm, void* memory, size_t bytes, void** window,
                                        int flags) = nullptr;
   ncclResult_t (*comm_window_deregister)(ncclComm_t comm, void* window) = nullptr;

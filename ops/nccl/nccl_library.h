@@ -12,7 +12,7 @@ namespace horon::ops {
 struct NcclStatus {
   int version = 0;           // as NCCL_VERSION_CODE; 0: unavailable
   int header_version = 0;    // of the nccl.h that Horon was built with; 0: built without
-  bool has_windows = false;  // ncclCommWindowRegister and its opposite
+  bool has_windows = false;  // it has ncclCommWindowRegister and ncclCommWindowDeregister
   std::string path;          // of the library that was loaded
   std::string unavailable;   // why there is none
 };

@@ -1,6 +1,6 @@
 // A line of batches that make their calls on one NCCL communicator, one after the other. Several
-// lines may share a communicator, and all of them the device: in which order their calls enter it
-// the members agree on (launch_turn.h).
+// lines may share a communicator, and all lines share the device: their members agree on the order
+// in which the calls enter it (launch_turn.h).
 #pragma once
 
 #include <cstdint>
@@ -16,32 +16,32 @@ namespace horon::ops {
 // One thread at a time.
 class NcclLine {
  public:
-  // `turn`: null: nothing else enters the device. `ordered`: false: the turn counts from
+  // `turn` null: nothing else enters the device. `ordered` false: the turn is used only from
   // keep_order() on.
   explicit NcclLine(std::shared_ptr<NcclCommunicator> communicator,
                     std::unique_ptr<LaunchTurn> turn = nullptr, bool ordered = true);
 
   // Batches make their calls in the order in which they took a turn, the same on every rank.
   uint64_t take_turn() { return next_turn_++; }
-  // True: it is this turn's, and NCCL is ready for a call. The first turn makes the communicator,
+  // True: this turn may call now, and NCCL is ready for it. The first turn makes the communicator,
   // by asking until it is made. Throws if the communicator has failed or was aborted.
   bool may_call(uint64_t turn);
-  // Where it is not true, how to wait: Driving while the members agree on something by a collective
-  // that goes on only while it is stepped, else Polling.
+  // How to wait while may_call() is false: Driving while the members agree on something by a
+  // collective that goes on only while it is stepped, else Polling.
   core::Progress wait() const;
   // Makes the calls of this turn, as one group, in the stream of `queue`, which lives as long as
   // the set. They run behind what other lines have enqueued before; but calls that are captured do
   // so in the queue alone, since a graph can't wait for what is outside of it. Throws Error.
   void call(CudaQueue& queue, const std::function<void(NcclApi&, NcclComm)>& calls);
-  // After call(): true when all of it is in its stream. The turn is the next one's then.
+  // After call(): true when all of it is in its stream. Then the next turn may call.
   bool is_enqueued();
-  // There are other lines from now on. At the same point of the line's order on all members.
-  // Throws Error.
+  // From now on there are other lines. Call it at the same point of the line's order on all
+  // members. Throws Error.
   void keep_order();
 
-  // Of the communicator's window, at the point of the line's order where all turns before have
-  // called; as CollectiveOp::shared_scratch(). The turn that is called next makes it, if it has
-  // been asked for.
+  // Scratch in the communicator's window; as CollectiveOp::shared_scratch(). Call it at the point
+  // of the line's order where all earlier turns have called. If a window has been asked for, the
+  // turn that calls next makes it.
   core::SharedScratch* shared_scratch(size_t bytes);
 
   NcclCommunicator& communicator() const { return *communicator_; }

@@ -95,7 +95,7 @@ class OrderMark final : public core::CollectiveOp {
     if (facts.kind != CollectiveKind::Barrier) return "it does barrier only";
     return facts.device == DeviceKind::Cuda ? "" : "it orders collectives on devices only";
   }
-  // Behind the collectives that enqueue: all earlier ones are in the stream.
+  // Starts in the order of the log: all earlier collectives are in the stream.
   std::unique_ptr<core::InFlight> start(core::Batch /*batch*/) override {
     line_->keep_order();
     return std::make_unique<core::FinishedFlight>();

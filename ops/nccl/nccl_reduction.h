@@ -1,5 +1,5 @@
-// How NCCL makes the sums and other reductions of a batch: what it is asked for, what it can't do,
-// and what kernels of ours do before.
+// How NCCL makes the reductions of a batch: what it is asked for, what it can't do, and what our
+// own kernels do before.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@ namespace horon::ops {
 struct NcclReduction {
   DataType dtype = DataType::Float32;  // NCCL has no bool: 0 and 1 as bytes
   ReduceOp op = ReduceOp::Sum;
-  // The sum of float16 overflows where the average does not, so each rank's input is multiplied by
-  // a power of two first: that is exact, but for numbers that become subnormal.
+  // The sum of float16 overflows where the average does not. So each rank's input is first
+  // multiplied by this power of two, which is exact, but for numbers that become subnormal.
   double part = 1.0;
 };
 NcclReduction nccl_reduction(const core::Batch& batch);
 
-// Of an op that does this kind by NCCL; as CollectiveOp::refusal().
+// CollectiveOp::refusal() of an op that runs this kind by NCCL.
 std::string nccl_refusal(const core::BatchFacts& facts, CollectiveKind kind);
 
 // `launch` with this one stretch; `from` may be `to`.

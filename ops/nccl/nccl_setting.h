@@ -10,9 +10,9 @@ struct NcclSetting {
   std::string file;  // empty: the environment has it, or nothing has
 };
 
-// NCCL copies into the environment what stands in the file that NCCL_CONF_FILE names, or without
-// one in ~/.nccl.conf, and then in /etc/nccl.conf: lines as NAME=VALUE. What is set already stays.
-// It does so when it makes its first communicator, so before that the environment tells too little.
+// NCCL copies settings into the environment from the file that NCCL_CONF_FILE names, or else from
+// ~/.nccl.conf, and then from /etc/nccl.conf: lines as NAME=VALUE. It overwrites nothing. It does
+// so when it makes its first communicator, so before that the environment lacks them.
 NcclSetting find_nccl_setting(const std::string& name);
 
 }  // namespace horon::ops

@@ -78,7 +78,7 @@ std::optional<NcclWindow::Step> NcclWindow::step_on(NcclApi& nccl, NcclComm comm
     case Stage::Registering:
       if (answer_ != kLost && !has_registered(nccl, comm)) return Step::Working;
       stage_ = Stage::Comparing;
-      // Those who wait for this member in NCCL learn of it by the abort.
+      // Members that wait for this one in NCCL learn of it by the abort.
       if (answer_ == kLost) return Step::CommunicatorLost;
       return std::nullopt;
     case Stage::Comparing:
@@ -91,7 +91,7 @@ std::optional<NcclWindow::Step> NcclWindow::step_on(NcclApi& nccl, NcclComm comm
   return Step::Settled;
 }
 
-// What goes wrong with memory is no more than that there is none.
+// Any failure here only means that there is no memory.
 void NcclWindow::allocate() try {
   allocating_ = std::make_unique<BackgroundCall<std::byte*>>(
       [gpu = parts_.gpu, bytes = parts_.bytes] {
@@ -137,7 +137,7 @@ bool NcclWindow::has_registered(NcclApi& nccl, NcclComm comm) noexcept {
   return true;
 }
 
-// In a catch block.
+// Call it in a catch block.
 void NcclWindow::lose() noexcept {
   answer_ = kLost;
   try {
@@ -167,7 +167,7 @@ void NcclWindow::deregister(NcclApi& nccl, NcclComm comm) noexcept {
   handle_.reset();
 }
 
-// Where no thread is to be had the memory is lost.
+// If no thread can be started, the memory is lost.
 void NcclWindow::free_memory() noexcept {
   std::byte* const memory = std::exchange(scratch_.memory, nullptr);
   if (memory == nullptr) return;
@@ -199,9 +199,9 @@ NcclWindow::Left NcclWindow::leave() noexcept {
   Left left{std::exchange(scratch_.memory, nullptr), std::move(handle_)};
   if (stage_ != Stage::There) return left;
   stage_ = Stage::None;
-  bool is_kept = true;  // also if nobody knows what a device that has failed still writes
+  bool is_kept = true;  // also if the device has failed, and may still write there
   try {
-    is_kept = is_in_use();  // not by NCCL alone, whose end says nothing of the copies
+    is_kept = is_in_use();  // also by copies, which the end of NCCL does not stop
   } catch (...) {
   }
   if (is_kept) left.memory = nullptr;

@@ -1,4 +1,4 @@
-// Barriers: all ranks of a process set have come.
+// Barriers among the ranks of a process set.
 #pragma once
 
 #include <chrono>
@@ -22,7 +22,7 @@ class BarrierHandle {
   BarrierHandle() = default;
   explicit BarrierHandle(std::shared_ptr<core::HandleState> state);
 
-  // Has it ended (well or badly)? Never blocks.
+  // Whether it has ended, well or badly. Never blocks.
   bool poll() const;
   // Blocks until all ranks have come. Throws its error, each time.
   void wait() const;

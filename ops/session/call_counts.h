@@ -11,17 +11,17 @@
 namespace horon::ops {
 
 // Every rank counts its own calls, so the ranks of a process set agree as long as they make the
-// same calls. Once some of them have joined they do not, so all forget their counts when a join()
-// ends. One for each session. Any thread.
+// same calls. Once some ranks have joined they do not, so all forget their counts when a join()
+// ends. There is one object for each session. Any thread.
 class CallCounts {
  public:
-  // So many calls of a kind may be under way at once. Then the counts begin again: the ranks know
-  // these names already, so a program that runs for weeks does not fill the table of names.
+  // The count begins again after so many calls, so no more of a kind may be under way at once. The
+  // ranks know these names already: a program that runs for weeks does not fill the table of names.
   static constexpr uint64_t kNumbers = 1024;
 
-  // Of a kind whose calls return when they have ended, one is under way for each thread; where
-  // there are more threads they take turns. A loop that makes such calls has few names then, which
-  // start without being negotiated from then on (at most core::Gate::kCounters of all names do).
+  // The same for blocking calls: each thread has one under way, and if there are more threads they
+  // take turns. A loop of such calls has few names, which soon start without negotiation (at most
+  // core::Gate::kCounters of all names do).
   static constexpr uint64_t kNumbersOfBlocking = 16;
 
   // 0 for the first call of this kind on this process set, then 1, 2 ... numbers - 1, 0 ...
@@ -30,14 +30,14 @@ class CallCounts {
   // not forgotten and do not begin again.
   uint64_t next_object(std::string_view kind, uint32_t set);
   // The same for objects that are counted at their first call, which ranks that have joined do not
-  // make. Until keep_objects() the number is one for the time before the next join(): there the
-  // count goes back, and who has got such a number asks for another one.
+  // make. Until keep_objects() the number holds only until the next join() ends: then the count
+  // goes back, and the object must get a new number.
   uint64_t next_called_object(std::string_view kind, uint32_t set);
   // All ranks of the set have taken part in a call of the object with the last number.
   void keep_objects(std::string_view kind, uint32_t set);
   // A join() on this process set has ended: no call from before is under way on any of its ranks.
   void forget(uint32_t set);
-  // How often that has been called, for those who count by themselves.
+  // How often forget() has been called for this set, for callers that keep their own counts.
   uint64_t times_forgotten(uint32_t set);
 
  private:

@@ -30,8 +30,8 @@ namespace {
 
 using core::concat;
 
-// The shared area begins with the transport's part and that of the measurement; the rest is for the
-// collectives.
+// The shared area begins with the parts of the transport and of the measurement; the rest is for
+// the collectives.
 size_t transport_bytes(const core::Topology& topology) {
   return core::whole_cache_lines(core::SharedMemoryTransport::area_bytes(topology.local_size));
 }
@@ -64,8 +64,8 @@ uint32_t next_number() {
 
 }  // namespace
 
-// Before MPI: a knob says which ranks share a host. What is wrong with the knobs of one rank is
-// told to all of them later.
+// Runs before MPI, since a knob says which ranks share a host. If one rank's knobs are wrong, all
+// ranks are told later.
 Job::Knobs Job::read_knobs(const InitOptions& options) {
   Knobs knobs;
   try {
@@ -225,7 +225,8 @@ Communicator& Job::world() const {
   return *world_;
 }
 
-// To allocate takes long, and a signal handler may call exit() in it: not under the mutex.
+// Allocating takes long, and a signal handler may call exit() in it. So it is not done under the
+// mutex.
 std::shared_ptr<core::LocalGroup> Job::group_of_host() const {
   const std::lock_guard lock(world_mutex_);
   return world().shared_local_group();
@@ -279,8 +280,9 @@ void Job::compare_ranks(const InitOptions& options) const {
 }
 
 core::WaitPolicy Job::wait_policy() const {
-  // No spinning by default: a yield costs little while the core is this thread's alone, and beside
-  // another process, on any core of the host, spinning makes a small collective six times slower.
+  // No spinning by default: a yield costs little while this thread has the core to itself, and
+  // beside another process, on any core of the host, spinning makes a small collective six times
+  // slower.
   core::WaitPolicy policy;
   policy.spin = std::chrono::microseconds(config_.spin_us);
   return policy;
@@ -312,7 +314,7 @@ void Job::stop() {
   }
   runtime_->shutdown(limit_ns, limit_ns);
   if (!runtime_->left_from_within()) end_timeline();
-  // Before anything is given back: where a member has died, nobody may wait for it in MPI.
+  // Before anything is given back: if a member has died, no rank may wait for it in MPI.
   if (runtime_->left_from_within() || runtime_->fatal_error() != nullptr) library_->abandon();
   const bool in_use = runtime_->left_from_within() || !sets_->close();
   if (in_use) library_->abandon();
@@ -328,8 +330,8 @@ void Job::end_timeline() {
   }
 }
 
-// `in_use`: a thread of the program still makes a process set of these, or has left by exit() in
-// the middle of a collective.
+// `in_use`: a thread of the program is still making a process set with these, or has called exit()
+// in the middle of a collective.
 void Job::give_back(bool in_use) {
   std::shared_ptr<Communicator> world;
   {

@@ -32,7 +32,7 @@ class Job {
   // of the job; MPI has ended if Horon began it. Error(Config) if versions, knobs or sets differ.
   // `at_finalize`: see core::MpiLibrary; it may come during the call.
   static std::unique_ptr<Job> start(const InitOptions& options, void (*at_finalize)());
-  // stop() first, or the job is left as after a failure.
+  // Call stop() first; otherwise the job is left as after a failure.
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
@@ -93,10 +93,10 @@ class Job {
   JobConstants constants_;
   std::shared_ptr<JobGpu> gpu_;  // never null
   std::unique_ptr<CommunicatorMaker> maker_;
-  mutable std::mutex world_mutex_;       // for world(): the next is null after stop()
+  mutable std::mutex world_mutex_;       // guards world_, which stop() resets
   std::shared_ptr<Communicator> world_;  // of all ranks
   std::shared_ptr<core::OpTable> op_table_;
-  // Of allocate(); that memory may outlive the job.
+  // Bytes that allocate() has given out. Shared, since that memory may outlive the job.
   const std::shared_ptr<std::atomic<uint64_t>> bucket_bytes_ =
       std::make_shared<std::atomic<uint64_t>>(0);
   std::shared_ptr<core::TimelineSwitch> timeline_;

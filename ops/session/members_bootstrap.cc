@@ -79,7 +79,7 @@ void MembersBootstrap::finish(const std::shared_ptr<core::HandleState>& message)
   }
 }
 
-// On the other members: the length first, since the lowest one must ask for memory.
+// On the other members. The length goes first, since the lowest member must allocate memory.
 void MembersBootstrap::send(int to, std::string_view bytes) const {
   const int me = topology().rank;
   const auto length = std::make_shared<std::string>(bytes_of(bytes.size()));
@@ -97,8 +97,8 @@ std::string MembersBootstrap::receive(int from) const {
   return *bytes;
 }
 
-// On the lowest member: one message to or from each other one. If one fails, the others hear of it
-// by their next message, for which they wait.
+// On the lowest member: one message to or from each other member. If one fails, the others hear of
+// it by their next message, for which they wait.
 void MembersBootstrap::with_each(Stage stage, const Blocks& blocks) const {
   const int me = topology().rank;
   const bool up = stage == Stage::LengthUp || stage == Stage::BytesUp;

@@ -1,8 +1,9 @@
 // The bootstrap of some ranks of a job that runs: what the members of a process set tell each other
 // while they make it without the other ranks.
 //
-// By messages between pairs of ranks (core/runtime/pair_sets.h): from each member to the lowest
-// one, and back from there. So a member that does not come is reported as a stall, by its rank.
+// It sends messages between pairs of ranks (core/runtime/pair_sets.h): from each member to the
+// lowest one, and back from there. So a member that does not come is reported as a stall, by its
+// rank.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +19,10 @@ namespace horon::ops {
 
 class MembersBootstrap final : public core::Bootstrap {
  public:
-  // `members`: ascending, this rank is one of them. `name`: of the messages, the same on all
-  // members, and no other call uses it at the same time. `what`: the set, with its number and its
-  // ranks, compared by the members; where it differs the call throws Error(Mismatch). The runtime
-  // must outlive this.
+  // `members`: ascending, with this rank. `name` of the messages: the same on all members, and not
+  // used by another call at the same time. `what`: the set, with its number and its ranks. The
+  // members compare it, and a call throws Error(Mismatch) where it differs. The runtime must
+  // outlive this.
   MembersBootstrap(core::Runtime& runtime, std::vector<int> members, std::string name,
                    std::string what);
 
@@ -35,7 +36,7 @@ class MembersBootstrap final : public core::Bootstrap {
   std::string name_of(int from, int to, bool length) const;
   // Waits for a message.
   void finish(const std::shared_ptr<core::HandleState>& message) const;
-  // In this order; on the other members the same messages one after the other.
+  // The stages of the lowest member, in their order. The others do the same, message by message.
   enum class Stage : uint8_t { LengthUp, BytesUp, LengthDown, BytesDown };
   using Blocks = std::vector<std::shared_ptr<std::string>>;  // by member
   void with_each(Stage stage, const Blocks& blocks) const;

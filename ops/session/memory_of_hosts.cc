@@ -12,8 +12,8 @@ namespace {
 
 using core::concat;
 
-// "host node7 (ranks 2 and 3): local rank 1: memfd_create: ...; host ...". `reasons`: of the first
-// rank of each host that has no shared memory its name and why; of all others nothing.
+// "host node7 (ranks 2 and 3): local rank 1: memfd_create: ...; host ...". `reasons`, by rank: on
+// the first rank of each host without shared memory, its name and the reason; else empty.
 std::string list_hosts(const core::Topology& topology, const std::vector<std::string>& reasons) {
   constexpr int kShown = 8;
   std::string list;
@@ -46,12 +46,12 @@ std::string memory_text(const Communicator& world) {
                                               : "shared memory and MPI";
 }
 
-// One host without shared memory costs all ranks theirs, and only its own ranks know why. Where no
+// One host without shared memory costs all ranks theirs, and only its own ranks know why. If no
 // host has two ranks, collectives go between hosts anyway.
 void warn_of_missing_memory(const core::Bootstrap& bootstrap, const std::string& host,
                             const Communicator& world) {
   const core::Topology& topology = bootstrap.topology();
-  // Alike on all ranks.
+  // The same on all ranks.
   if (topology.host_count() == topology.size || world.all_share_memory()) return;
   const core::LocalGroup& group = world.local_group();
   std::string mine;

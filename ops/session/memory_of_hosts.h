@@ -8,7 +8,7 @@
 
 namespace horon::ops {
 
-// "shared memory and MPI", or why there is none. `world`: of all ranks.
+// "shared memory and MPI", or why there is no shared memory. `world`: of all ranks.
 std::string memory_text(const Communicator& world);
 
 // Collective over all ranks: rank 0 warns of hosts that have several ranks and no shared memory.

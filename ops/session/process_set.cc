@@ -25,7 +25,7 @@ ProcessSet::ProcessSet(uint32_t id, std::vector<int> ranks, int me, uint32_t ses
   }
 }
 
-// Outside any session the call itself says so.
+// Outside any session the call that takes the set says so.
 uint32_t ProcessSet::id() const {
   if (is_world()) return id_;
   const uint32_t running = ops::session_number();

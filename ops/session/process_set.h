@@ -14,8 +14,7 @@
 
 namespace horon {
 
-// A name for a set of one session; copies speak of the same one. Default: all ranks, in any
-// session.
+// Names a set of one session; copies name the same set. Default: all ranks, in any session.
 class ProcessSet {
  public:
   ProcessSet() = default;
@@ -23,8 +22,8 @@ class ProcessSet {
   // ops::session_number() tells it.
   ProcessSet(uint32_t id, std::vector<int> ranks, int me, uint32_t session);
 
-  // By which the library knows the set: whatever is called with one asks for it. Another session
-  // gives the number to another set: there it throws Error(InvalidArgument).
+  // The number of the set in the library; every call that takes a set asks for it. Throws
+  // Error(InvalidArgument) in a later session, where the number may belong to another set.
   uint32_t id() const;
   bool is_world() const { return id_ == 0; }
   // Ascending. Throws Error(NotInitialized) for the set of all ranks outside init() .. shutdown().
@@ -43,43 +42,45 @@ class ProcessSet {
 
 // All of these but add_process_set_among() and leave_process_set() are collective over all ranks of
 // the job: each rank calls them with the same arguments, in the same order, also ranks that are not
-// in the set. They wait for the others. Throw Error(Mismatch) naming the ranks, if those differ;
-// Error(InvalidArgument).
+// in the set. They wait for the others. They throw Error(Mismatch), which names the ranks, if the
+// arguments differ, and Error(InvalidArgument).
 
 // `ranks` in any order, each once.
 ProcessSet add_process_set(std::vector<int> ranks);
-// Waits for what its members have submitted. A collective that only some of them have submitted
-// fails there.
+// Waits for what the set's members have submitted. A collective that only some of them have
+// submitted fails on these.
 void remove_process_set(const ProcessSet& set);
 
-// A set that its members make alone: each of them calls this with the same ranks and the same
+// Makes a set among its members alone: each of them calls this with the same ranks and the same
 // number, and the other ranks of the job do not. `number`: less than 2^29 (the Python package takes
-// those from there to 2^30), and another one for each call of a rank, also after one that has
-// failed. Each rank makes and removes its sets in an order that all ranks share, such as that of
-// the numbers: else ranks wait for each other in a circle. The set's collectives run as those of
-// every set; on GPUs if it is made after the first add_process_set() or order_sets_on_gpus() of all
-// ranks. remove_process_set() is a call of the members too: all of them make it, and it waits even
-// for a member that has left instead. A member that does not come is reported by its rank, as a
-// stall. If their lists of ranks differ, they throw Error(Mismatch) with both lists. But if the
-// lowest member of a rank's list does not list that rank, the rank waits for it: a stall. If one
-// fails while another one waits for it in MPI, where it may wait for ever, MPI can't be used any
-// more, and the error ends the job: all ranks hear it, and none waits for others where MPI ends.
+// the numbers from there to 2^30), and a new one for each call of a rank, also after a failed one.
+// Each rank makes and removes its sets in an order that all ranks share, such as that of the
+// numbers: else ranks wait for each other in a circle. The set's collectives run as those of any
+// set; on GPUs only if it is made after the first add_process_set() or order_sets_on_gpus() of all
+// ranks. For it remove_process_set() is a call of all members, and waits even for a member that
+// has left instead. A member that does not come is reported by its rank, as a stall. If their lists
+// of ranks differ, they throw Error(Mismatch) with both lists. But if the lowest member of a rank's
+// list does not list that rank, the rank waits for it: a stall. If one member fails while another
+// one waits for it in MPI, perhaps for ever, MPI can't be used any more, and the error ends the
+// job: all ranks get it, and none waits for others in MPI_Finalize().
 ProcessSet add_process_set_among(std::vector<int> ranks, uint32_t number);
 
-// From here on collectives on GPUs of all sets keep one order, which takes a small message between
-// the members for each of them: kernels of several sets could wait for each other for ever.
-// add_process_set() does that too, and sets that are made by their members alone need it before.
-// Collective over all ranks of the job. Does nothing the second time, and where there are no GPUs.
+// From here on the collectives on GPUs of all sets keep one order: otherwise kernels of several
+// sets could wait for each other for ever. Each of them then takes a small message between its
+// members. add_process_set() does that too; sets that their members make alone need one of the two
+// before. Collective over all ranks of the job. Does nothing the second time, and where there are
+// no GPUs.
 void order_sets_on_gpus();
 
-// This member has no more calls for such a set; returns at once, whatever the others do. What all
-// members have submitted completes; what another one submits from now on fails there (RankLeft),
-// once all others have submitted it too or left. Messages (send, recv) stay open: they concern two
-// ranks alone. A set that all members have left or removed is removed.
+// Says that this member has no more calls for a set that its members made alone. Returns at once,
+// whatever the others do. What all members have submitted completes; what another one submits from
+// now on fails there (RankLeft), once all others have submitted it too or left. Messages (send,
+// recv) stay open: they concern two ranks alone. A set that all members have left or removed is
+// removed.
 void leave_process_set(const ProcessSet& set);
 
-// One set for each color, of the ranks that gave it; the answer is this rank's own. As
-// MPI_Comm_split, colors are any numbers.
+// Makes one set for each color, of the ranks that gave it, and returns this rank's set. Like
+// MPI_Comm_split(); colors are any numbers.
 ProcessSet split_process_set(int color);
 // The ranks of this host; the ranks with this local_rank on all hosts.
 ProcessSet add_local_process_set();
@@ -87,7 +88,7 @@ ProcessSet add_cross_process_set();
 // The ranks whose number is even, or odd, as this rank's.
 ProcessSet add_even_odd_process_set();
 
-// All that there are now, the set of all ranks first. Local.
+// All sets that there are now, the set of all ranks first. Local.
 std::vector<ProcessSet> process_sets();
 
 }  // namespace horon

@@ -35,8 +35,8 @@ std::string call_text(const std::vector<int>& ranks) {
 }
 
 // The messages by which members make a set have one of 1,024 names, used in turn: more would fill
-// the table of names, as above. They are several, so that messages which a rank has left behind
-// when the making of one set was interrupted do not meet those of the next set.
+// the table of names, as above. There are several, so that messages left over from an interrupted
+// call do not meet those of the next set.
 //
 // `call`: of the program, for messages.
 MembersBootstrap talk_among(core::Runtime& runtime, std::string_view call, uint32_t id,
@@ -120,8 +120,8 @@ ProcessSet ProcessSets::add(std::vector<int> ranks) {
                       parts_.gpu == nullptr ? "" : parts_.gpu->unavailable(ranks));
   newest_ops_.reset();
   runtime_->add_set(id, ranks);
-  // Nobody uses it before all have it. From here on collectives on devices keep an order among
-  // sets.
+  // No member uses the set before all have it. From here on collectives on devices keep an order
+  // among sets.
   meet(*runtime_, kMade, concat("process set ", id), parts_.gpu.get());
   if (parts_.gpu != nullptr) parts_.gpu->note_order_of_sets();
   return note(id, std::move(ranks));
@@ -141,7 +141,7 @@ ProcessSet ProcessSets::add_among(std::vector<int> ranks, uint32_t number) {
   if (number >= kFirstNumberedSet) fault = "the number must be less than 2^30";
   if (numbers_.contains(number)) fault = "this rank has given the number before";
   if (!fault.empty()) throw Error(ErrorCode::InvalidArgument, concat(call, ": ", fault));
-  // Also if it fails: something of this call may be left in MPI, which knows it by the number.
+  // Before anything can fail: a failed call may leave something in MPI under this number.
   numbers_.insert(number);
   const uint32_t id = kFirstNumberedSet + number;
   const Marked making(making_);
@@ -150,7 +150,7 @@ ProcessSet ProcessSets::add_among(std::vector<int> ranks, uint32_t number) {
                       parts_.gpu == nullptr ? "" : parts_.gpu->unavailable_alone(ranks));
   newest_ops_.reset();
   runtime_->add_set(id, ranks);
-  // Nobody uses it before all have it.
+  // No member uses the set before all have it.
   (void)talk_among(*runtime_, kAddAmong, id, ranks).allgather(core::Bootstrap::Among::Job, "");
   return note(id, std::move(ranks));
 }
@@ -170,9 +170,9 @@ ProcessSet ProcessSets::note(uint32_t id, std::vector<int> ranks) {
   return set;
 }
 
-// A rank that does not know that others have given MPI up would wait for them where MPI ends, so
-// the job ends before that. Ranks that are no members know nothing of add_among(); and of add() a
-// rank may not whose wait was ended by a signal, or which has left.
+// A rank that does not know that others have given MPI up would wait for them in MPI_Finalize(), so
+// the job ends before that. Non-members know nothing of add_among(). Of add(), a rank may know
+// nothing whose wait was ended by a signal, or which has left.
 ProcessSets::Prepared ProcessSets::prepare(const core::Bootstrap& talk, const std::string& call,
                                            uint32_t id, const std::vector<int>& ranks,
                                            std::string no_gpus) {
@@ -189,7 +189,7 @@ ProcessSets::Prepared ProcessSets::prepare(const core::Bootstrap& talk, const st
   }
 }
 
-// Ranks that are not in the set hear what went wrong, too, if they take part.
+// Ranks that take part hear what went wrong, also those that are not in the set.
 ProcessSets::Prepared ProcessSets::try_to_prepare(const core::Bootstrap& talk,
                                                   const std::string& call, uint32_t id,
                                                   const std::vector<int>& ranks,
@@ -213,8 +213,8 @@ ProcessSets::Prepared ProcessSets::try_to_prepare(const core::Bootstrap& talk,
       }
     });
   } catch (...) {
-    // To free it is a call of all members, and this one may be alone: its wait may have been ended
-    // by a signal, and another member may be dead or go without it.
+    // Freeing it is a call of all members, and this one may be alone: its wait may have been ended
+    // by a signal, or another member may be dead or go without freeing it.
     core::keep_for_ever(std::move(prepared.communicator));
     throw;
   }
@@ -265,7 +265,7 @@ void ProcessSets::remove(const ProcessSet& set) {
   std::erase_if(sets_, [&](const Known& known) { return known.set.id() == set.id(); });
 }
 
-// Under the second mutex only: a thread that waits for other ranks has the first one.
+// Takes only the second mutex: a thread that waits for other ranks holds the first one.
 void ProcessSets::leave(const ProcessSet& set) {
   const std::lock_guard sets_lock(sets_mutex_);
   refuse_if_closed();

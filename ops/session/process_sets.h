@@ -35,8 +35,8 @@ class ProcessSets {
     std::shared_ptr<JobGpu> gpu = nullptr;     // may be null
     uint32_t session = 0;                      // see ops::session_number()
   };
-  // Maker and world are used until close(); the config must outlive the sets. The runtime is told
-  // by set_runtime(), since it is made with make_resources().
+  // Maker and world are used until close(); the config must outlive the sets. set_runtime() follows
+  // later, because making the runtime needs make_resources().
   explicit ProcessSets(Parts parts);
   void set_runtime(core::Runtime& runtime) { runtime_ = &runtime; }
 
@@ -50,12 +50,12 @@ class ProcessSets {
   // OpTable::explain() of a set of which this rank is a member. Throws Error(InvalidArgument).
   std::vector<std::string> explain(const ProcessSet& set, const core::BatchFacts& facts) const;
 
-  // From now on calls are refused with Error(NotInitialized). True if another thread makes a set,
-  // and may be in MPI for it: its call fails, and perhaps gives MPI up.
+  // From now on calls are refused with Error(NotInitialized). True if another thread is making a
+  // set and may be in MPI for it: then its call fails, and perhaps gives MPI up.
   bool refuse_calls() noexcept;
-  // After the runtime has shut down: refuses further calls with Error(NotInitialized) and waits for
-  // one that another thread is in, which the end of the runtime has ended. False if it has not
-  // come out in time: then it may still use maker and world.
+  // After the runtime has shut down: refuses further calls with Error(NotInitialized), and waits
+  // until another thread's call, whose waits the runtime has ended, has returned. False if it has
+  // not returned in time: then it may still use maker and world.
   bool close();
 
   // core::Runtime::Parts::make_set: on the thread that steps the loop, during an add().
@@ -67,8 +67,8 @@ class ProcessSets {
     uint32_t id = 0;
     std::shared_ptr<Communicator> communicator;
     std::shared_ptr<JobGpu> gpu;                     // null: it takes no tensors of GPUs
-    std::string no_gpus;                             // why
-    std::optional<core::Executor::Parts> execution;  // not yet, if threads may not call MPI at once
+    std::string no_gpus;                             // why it takes none
+    std::optional<core::Executor::Parts> execution;  // empty until the communicator is connected
   };
   struct Known {
     ProcessSet set;
@@ -76,7 +76,7 @@ class ProcessSets {
   };
 
   void refuse_if_closed() const;
-  // What is wrong with them; empty if nothing is.
+  // What is wrong with these ranks; empty if nothing is.
   std::string fault_of_ranks(const std::vector<int>& ranks) const;
   // Collective over the ranks of `talk`. `call`: for messages. `no_gpus`: of a set on GPUs, why
   // not; empty if it can be.
@@ -85,7 +85,7 @@ class ProcessSets {
   // The same, for a caller who sees to it that no rank is left alone with MPI.
   Prepared try_to_prepare(const core::Bootstrap& talk, const std::string& call, uint32_t id,
                           const std::vector<int>& ranks, std::string no_gpus);
-  // This rank has it: the others know where to find it.
+  // Adds the set, now made, to the sets that this rank knows.
   ProcessSet note(uint32_t id, std::vector<int> ranks);
   void require_known(const ProcessSet& set, const char* call) const;
 

@@ -18,7 +18,7 @@ namespace horon::ops {
 
 // Which of the sessions of this process runs, from 1 on; 0: none. Any thread.
 uint32_t session_number();
-// The others throw Error(NotInitialized) outside init() .. shutdown(). Any thread.
+// All functions below throw Error(NotInitialized) outside init() .. shutdown(). Any thread.
 core::Runtime& runtime();
 CallCounts& call_counts();
 const core::CpuShare& cpu_share();
@@ -29,8 +29,8 @@ std::shared_ptr<JobGpu> gpu();
 // Memory that collectives of this host can use without a copy (a gradient bucket); 64-byte aligned,
 // zeroed. It may outlive the session.
 std::shared_ptr<std::byte> allocate_host(size_t bytes);
-// The same for a short time, and holding anything: it is given out again, so that its pages are
-// there. Null where many such pieces are held at a time.
+// The same for a short time and not zeroed: the memory is reused, so that its pages are there. Null
+// where many such pieces are held at a time.
 std::shared_ptr<std::byte> allocate_host_reused(size_t bytes);
 // Why an op is chosen for a collective of this kind, of 4 MiB of float32 in such memory, in this
 // set: one line per candidate.

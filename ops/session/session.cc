@@ -22,13 +22,13 @@
 namespace horon {
 namespace {
 
-// The one process-wide object. On the heap and never destroyed: no static destructor may meet a
-// running thread, and no thread a dead object.
+// The one process-wide object. On the heap and never destroyed: a static destructor must not run
+// beside a live thread, nor a thread find a destroyed object.
 struct Process {
   std::mutex mutex;  // of init() and shutdown()
   // Null before init() and after shutdown(). Each call of the library reads it, so without a lock.
   std::atomic<ops::Job*> job{nullptr};
-  std::atomic<bool> runs{false};  // there is a job that nobody has begun to end
+  std::atomic<bool> runs{false};  // there is a job, and its end has not begun
   // Jobs that have ended are never deleted: other threads may hold a reference.
   std::vector<ops::Job*> ended;
   bool mpi_is_over = false;
@@ -135,7 +135,7 @@ void shutdown() {
 }
 
 void init_session(const InitOptions& options, std::string_view headers) {
-  // Before anything is read from the options, whose fields may be others in those headers.
+  // Checked before anything is read from the options, whose fields may differ in those headers.
   require_headers_of_this_version(headers);
   refuse_forked_child();
   Process& here = process();

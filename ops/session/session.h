@@ -16,10 +16,10 @@
 namespace horon {
 
 struct InitOptions {
-  // An MPI communicator of the caller's (a pointer to the MPI_Comm), duplicated, where only some
-  // ranks train: all of its ranks call init(), and no others. Null: MPI_COMM_WORLD. If MPI is not
-  // initialised, init() does so and shutdown() finalises it; else the caller finalises, after
-  // shutdown() or in its place: MPI_Finalize() shuts a session down.
+  // An MPI communicator of the caller's (a pointer to the MPI_Comm), which is duplicated. For jobs
+  // where only some ranks train: all of its ranks call init(), and no others. Null: MPI_COMM_WORLD.
+  // If MPI is not initialised, init() does so and shutdown() finalises it; else the caller
+  // finalises, after shutdown() or in its place: MPI_Finalize() shuts a session down.
   const void* mpi_comm = nullptr;
   // Knobs, as {"HORON_BUCKET_BYTES", "4194304"}; they win over the environment.
   std::map<std::string, std::string> set = {};
@@ -28,14 +28,14 @@ struct InitOptions {
   std::vector<std::vector<int>> process_sets = {};
 };
 
-// Starts the session. Collective over all ranks; one that waits for others says so as for a
+// Starts the session. Collective over all ranks; a rank that waits for others warns as for a
 // collective (HORON_STALL_WARN_S, HORON_STALL_ABORT_S). A second call while it runs does nothing;
 // after shutdown() it starts anew if the caller owns MPI, else it is an error (MPI can't be
-// initialised twice). If any rank has an error, every rank throws it and no session is left; that
-// others do not come is the error of those that wait. Throws Error(Config), and others that say
-// what failed. `headers` is left to its default: the version that the program was compiled with,
-// which must be that of the library. A LibTorch program calls horon::init()
-// (torch_bindings/session.h), which also divides the cores.
+// initialised twice). If any rank has an error, every rank throws it and no session is left; but if
+// some ranks never come, only those that wait throw. Throws Error(Config), and others that say what
+// failed. Leave `headers` at its default: the version that the program was compiled with, which
+// must fit the library. A LibTorch program calls horon::init() (torch_bindings/session.h), which
+// also divides the cores.
 void init_session(const InitOptions& options = {}, std::string_view headers = kHeaderVersion);
 bool is_initialized();
 
@@ -58,24 +58,24 @@ int last_rank();
 // nothing to control_messages_sent and control_messages_received. Any thread; sends nothing.
 Statistics statistics();
 
-// Begins to record a timeline, in files like those of HORON_TIMELINE=`path`; one that is under way
-// ends. Any thread, at any time; sends nothing: each rank that calls it records what it does
-// itself. Throws Error(Config) if the file can't be written; one that is under way then goes on.
+// Begins to record a timeline, in files like those of HORON_TIMELINE=`path`, and ends the current
+// one. Any thread, at any time; sends nothing: each rank that calls it records what it does itself.
+// Throws Error(Config) if the file can't be written; then the current one goes on.
 void start_timeline(const std::string& path);
 // Ends the timeline; its file is complete. Does nothing if there is none.
 void stop_timeline();
 
 // "This rank has no more data": returns when every rank has called it, with the rank that came
-// last. Until then this rank takes part in the allreduces and allgathers of the others with
-// nothing: Sum and Average see zeros, and Average divides by the ranks that have not joined; Min,
-// Max and Product are not changed; Allgather gets no rows; a barrier does not wait for it. What
+// last. Until then this rank takes part in the others' allreduces and allgathers without data: Sum
+// and Average see zeros, and Average divides by the ranks that have not joined; Min, Max and
+// Product do not change; Allgather gets no rows; a barrier does not wait for it. A collective that
 // needs every rank (alltoall, reducescatter, gather, scatter, a broadcast whose root has joined)
-// fails by name on the others. Throws Error.
+// fails on the others with its name. Throws Error.
 int join(const ProcessSet& process_set = {});
 
-// Every rank should call it. Says that this rank is done, serves the others until all are, then
-// ends the background thread (and MPI, if init() began it). Called at exit if the program does not.
-// Never throws; a second call does nothing.
+// Every rank should call it. Says that this rank is done, serves the others until all are done,
+// then ends the background thread (and MPI, if init() began it). Called at exit if the program does
+// not. Never throws; a second call does nothing.
 void shutdown();
 
 // What this build is, one fact a line: {"mpi", "Open MPI 4.1.4, ..."}. Works without a session.

@@ -34,7 +34,7 @@ struct TimingArea {
   CopyRings rings;
 };
 
-// As ranks wait for each other in a collective: a few looks, then the core is for others.
+// Waits as ranks do in a collective: a few looks, then it yields the core.
 bool wait_for(const TimingArea& area, uint64_t turn, Clock::time_point limit) {
   constexpr int kLooksOfTurn = 16;
   for (;;) {
@@ -56,10 +56,10 @@ void add_block(std::array<std::byte, kBlockBytes>& mine,
   reduce_many({}, inputs, {&output, 1}, static_cast<int64_t>(kBlockBytes / sizeof(float)));
 }
 
-// Which rounds have blocks is known to both.
+// Both ranks know which rounds have blocks.
 bool has_block(uint64_t round) { return round >= kFirstWithBlocks && round < kFirstWithCopies; }
 
-// What both ranks do in a turn that is for copies.
+// The step of both ranks in a turn of the copies.
 CopyRounds::Step copy_step_of(uint64_t turn) {
   return static_cast<CopyRounds::Step>((turn - kFirstWithCopies) % CopyRounds::kSteps);
 }
@@ -142,8 +142,8 @@ std::optional<HostTiming::Times> lead_turns(TimingArea& area, int peer, microsec
   if (empty.size() < kEmptyRounds) return std::nullopt;
   const std::vector<double> full = pass_to_and_fro(area, kFirstWithBlocks, kBlockRounds, limit);
   if (full.size() < kRoundsNeeded) return std::nullopt;
-  // Other programs make a hand-off longer, which counts. Of the arithmetic the undisturbed time
-  // counts, so the quickest of both are compared.
+  // Other programs make a hand-off longer, and that counts. For the arithmetic the undisturbed time
+  // counts, so the quickest rounds of both kinds are compared.
   const double least_us =
       *std::min_element(full.begin(), full.end()) - *std::min_element(empty.begin(), empty.end());
   constexpr double kClock_us = 0.1;

@@ -18,7 +18,7 @@ namespace {
 using core::Bootstrap;
 using core::concat;
 
-// What a rank has measured. Only those that lead are to measure anything.
+// What a rank has measured. Only ranks that lead measure anything.
 struct Measured {
   MachineConstants constants;
   bool host_expected = false;
@@ -81,8 +81,8 @@ void measure_host(const core::Topology& topology, const MeasuredJob& job, Measur
   mine.constants.ring_copy_bytes_per_us = times->ring_copy_bytes_per_us;
 }
 
-// An error is logged at once, before the ranks tell each other of it: they do so by calls that wait
-// for a peer without a limit.
+// Logs an error at once, before the ranks tell each other: the calls by which they do so wait for a
+// peer without a limit.
 std::optional<WireTiming::Times> time_wire(std::shared_ptr<Messages> messages, int peer, bool leads,
                                            const WireTiming::Limits& limits) {
   try {
@@ -109,7 +109,7 @@ void measure_wire(const core::Topology& topology, const MeasuredJob& job, Measur
 MachineConstants slowest_of(const std::vector<Measured>& all) {
   std::optional<MachineConstants> host;
   std::optional<MachineConstants> wire;
-  // The two rates are compared, so they are those of one host: where the kernel is worst.
+  // The two rates are compared, so both come from one host: the one on which the kernel is worst.
   std::optional<MachineConstants> copies;
   const auto ratio = [](const MachineConstants& of_host) {
     return of_host.process_copy_bytes_per_us / of_host.ring_copy_bytes_per_us;

@@ -28,7 +28,8 @@ struct MeasuredJob {
   // HostTiming::area_bytes() of zeroed memory that the ranks of this host share; null if they share
   // none. The same on all ranks of the host.
   std::byte* area = nullptr;
-  // Of the other one of the first two ranks of this host; 0 if the kernel may not copy out of it.
+  // The process of the other one of this host's first two ranks; 0 if the kernel may not copy from
+  // it.
   int peer_process = 0;
   std::chrono::microseconds host_limit = std::chrono::milliseconds(20);
   // Called on the first rank of each host, if there are several hosts.
@@ -37,7 +38,7 @@ struct MeasuredJob {
 };
 
 // Collective over the job, before anything else runs. If a rank throws, all do, as soon as all have
-// come; a host that does not answer is in the log of the rank that waits for it before that.
+// come. Before that, a rank that waits for a host logs that it does not answer.
 JobConstants find_job_constants(const core::Bootstrap& bootstrap, const core::Config& config,
                                 const MeasuredJob& job);
 

@@ -7,7 +7,7 @@
 
 namespace horon::ops {
 
-// Of an even number the upper one. There must be at least one.
+// For an even number of samples the upper one. There must be at least one sample.
 inline double median(std::vector<double> samples) {
   const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);
   std::nth_element(samples.begin(), middle, samples.end());

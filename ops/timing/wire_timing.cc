@@ -19,19 +19,19 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kTimingTag = Messages::kFirstBlockTag;
-// The first makes the connection.
+// The first round makes the connection.
 constexpr size_t kShortRounds = 12;
 constexpr size_t kShortRoundsNeeded = 3;
 constexpr int kLongRounds = 6;
 constexpr int64_t kMessagesMax = 8;
-// What the one that leads sends first in each round: how many long messages follow each way.
+// In each round the leading rank first sends how many long messages follow each way; this: no more.
 constexpr int64_t kRoundsOver = -1;
 
 double us_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 
-// Owns all that a message which is under way may still read and write.
+// Owns all that messages under way may still read and write.
 class TimedLine {
  public:
   TimedLine(std::shared_ptr<Messages> messages, int peer, const WireTiming::Limits& limits)
@@ -118,9 +118,9 @@ std::vector<double> time_short(TimedLine& line, Clock::time_point limit) {
   return ways;
 }
 
-// The rate of the rounds with most messages. A connection sends faster when it has sent for a
-// while, and a link that lets a burst pass at once carries the rest more slowly: so shorter rounds,
-// which come first, only use that up.
+// The rate of the rounds with most messages. A connection gets faster when it has sent for a while,
+// and a link that lets a burst pass at once carries the rest more slowly. The shorter rounds, which
+// come first, use up both effects.
 double time_long(TimedLine& line, double message_us, Clock::time_point limit) {
   std::vector<double> longest_us;
   int64_t longest_count = 0;
@@ -128,7 +128,7 @@ double time_long(TimedLine& line, double message_us, Clock::time_point limit) {
   double last_us = 0;
   for (int round = 0; round < kLongRounds; ++round) {
     const auto begin = Clock::now();
-    // One that takes twice as long as the last must end soon after the limit.
+    // The next round takes twice as long as the last, and must end soon after the limit.
     const bool late = begin + std::chrono::microseconds(static_cast<int64_t>(last_us)) > limit;
     if (round > 0 && late) break;
     line.send_number(count);
