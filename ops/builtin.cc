@@ -120,7 +120,7 @@ core::CollectiveOp* find_op(const std::vector<std::unique_ptr<core::CollectiveOp
   return nullptr;
 }
 
-// The longest fused batch, in bytes.
+// At least as long as the longest fused batch, in bytes.
 int64_t fusion_bytes(const core::Config& config) {
   return std::max(config.fusion_bytes_max, core::Config().fusion_bytes_max);
 }

@@ -29,7 +29,7 @@ class Controller {
   struct Options {
     int rank = 0;  // among the members
     int size = 1;
-    std::vector<int> ranks = {};  // the members' ranks, for texts; empty: 0, 1, ...
+    std::vector<int> ranks = {};  // as EntrySpec::root and texts name members; empty: 0, 1, ...
     // By member, numbered in the order of each host's first member; empty: all are on one host.
     std::vector<int> host_of = {};
     uint32_t set = 0;        // its number, in every message
@@ -71,7 +71,7 @@ class Controller {
   // Sends all other members a Ping: one that did not know of the set learns of it.
   void greet();
   // Asks all other members for an entry of this name. Effects::found tells when a member has one,
-  // now or later, or that it has left. In a set of two there is one other member.
+  // now or later, or that it has left, but not which one: in a set of two it is the other one.
   void seek(const std::string& name);
   // So many more (or fewer) wait for such answers. While any does, this member is not at rest.
   void expect_found(int change);

@@ -290,7 +290,7 @@ std::optional<Fail> Coordinator::fault_of_joined(const Entry& entry,
                        " needs every rank. Call it before join(), or on a process set of the ranks "
                        "that go on.")};
   }
-  // A barrier with parts, which say what it is for, is the session's own: add_process_set().
+  // A barrier with parts, which say what it is for, is the session's own, as in add_process_set().
   if (spec.kind == CollectiveKind::Barrier && !spec.parts.empty()) {
     return Fail{entry.name, ErrorCode::RankLeft,
                 concat("\"", entry.name, "\" can't complete: ", name_members(joined),

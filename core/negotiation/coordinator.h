@@ -31,7 +31,7 @@ struct StalledEntry {
 class Coordinator {
  public:
   struct Options {
-    std::vector<int> ranks = {0};  // of all members, for texts
+    std::vector<int> ranks = {0};  // of all members, as EntrySpec::root and texts name them
     bool may_leave = false;        // see Controller::Options
     int64_t fusion_bytes_max = 64 << 20;
     int64_t alone_bytes = 256 << 10;

@@ -44,7 +44,8 @@ class FrozenEntries {
 
   // False if no coordinator can have frozen that entry.
   bool add(const std::string& name, const SpecPtr& spec, PlanDetails details, Place place);
-  // `unstarted`: what was filled and not started. False if the place is not frozen.
+  // Sets `name` to that of the place, and `unstarted` to what was filled and not started. False if
+  // the place is not frozen.
   bool remove(Place place, std::string& name, std::optional<Request>& unstarted);
 
   // Null if it is not frozen.

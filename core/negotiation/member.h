@@ -22,7 +22,7 @@ class Member {
  public:
   struct Options {
     int index = 0;           // of this member in `ranks`
-    std::vector<int> ranks;  // of all members, for texts
+    std::vector<int> ranks;  // of all members, as EntrySpec::root and texts name them
     Gate* gate = nullptr;    // may be null; outlives the member
     // Other members have other gates: then the coordinator says what starts.
     bool several_hosts = false;

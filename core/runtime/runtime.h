@@ -66,7 +66,7 @@ class Runtime {
   std::shared_ptr<HandleState> submit(Submission submission);
 
   // The same for a receive from any of several ranks. The submission lacks what the receive fills
-  // in when it knows whose message it gets; its name is only for texts.
+  // in when it knows whose message it gets; its name is for texts until then.
   std::shared_ptr<HandleState> submit(std::shared_ptr<OpenReceive> receive, Submission submission);
 
   // submit(), and a wait until the handle has finished. This thread drives the loop, unless another

@@ -39,7 +39,7 @@ struct RuntimeDoor {
   SharedStatistics statistics;
   std::atomic<bool> leaving{false};  // shutdown() has begun, and waits until `deadline_ns`
   std::atomic<int64_t> deadline_ns{0};
-  std::atomic<int64_t> limit_ns{0};  // how long shutdown() may wait; 0: not at all
+  std::atomic<int64_t> limit_ns{0};  // from the start of a wait to its deadline; 0: no wait
   // What a call gets after shutdown().
   const std::shared_ptr<const Error> shut_down =
       std::make_shared<const Error>(ErrorCode::NotInitialized, "horon::shutdown() has been called");

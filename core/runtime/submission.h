@@ -38,7 +38,8 @@ struct Submission {
   // in other memory.
   bool narrowed = false;
   // The spec says Host, but the memory is on this rank's CUDA device and is copied to the host for
-  // the collective. Required in a mixed set (SetResources::mixed), and refused in any other.
+  // the collective. Memory on the device needs it in a mixed set (SetResources::mixed); refused in
+  // any other set.
   bool copied_to_host = false;
 
   // Only for moves_blocks() (execution/block_layout.h), with one MemoryPart per part. Called in the

@@ -14,9 +14,9 @@ namespace horon::core {
 
 using Bytes = std::vector<std::byte>;
 
-// Unless a call is said to be for any thread, it is made by one thread at a time, the holder of the
-// seat (runtime/loop_seat.h). Messages between two ranks arrive once and in order. Failures of the
-// network below throw horon::Error.
+// Unless a call is said to be for any thread, it is made by one thread at a time: the holder of the
+// seat (runtime/loop_seat.h), and in the end the thread that shuts down. Messages between two ranks
+// arrive once and in order. Failures of the network below throw horon::Error.
 class Transport {
  public:
   struct Message {

@@ -49,7 +49,7 @@ class HostShare {
   const std::vector<std::byte*>& outputs(int64_t chunk);
   // The first so many chunks of this rank's lane are over.
   void set_over(int64_t chunks_of_lane);
-  // Copies out and in what can be copied now. Returns the bytes; 0 if there is nothing to do.
+  // Copies at most one chunk out and one in. Returns a measure of the bytes; 0: nothing to do now.
   int64_t copy();
   // All chunks of all lanes are over, and copied out.
   bool over() const;

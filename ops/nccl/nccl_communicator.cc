@@ -179,7 +179,7 @@ bool NcclCommunicator::make_on() {
       return true;
     }
     case Stage::Meeting:
-      // The limit counts from here: a member may come late to its first collective.
+      // Set anew while it waits: the limit does not count the wait for a member that comes late.
       began_ = Clock::now();
       if (parts_.id_exchange != nullptr && !parts_.id_exchange->step(id_)) return false;
       begin();

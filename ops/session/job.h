@@ -96,7 +96,7 @@ class Job {
   mutable std::mutex world_mutex_;       // guards world_, which stop() resets
   std::shared_ptr<Communicator> world_;  // of all ranks
   std::shared_ptr<core::OpTable> op_table_;
-  // Bytes that allocate() has given out. Shared, since that memory may outlive the job.
+  // Bytes from allocate() that are held now. Shared, since that memory may outlive the job.
   const std::shared_ptr<std::atomic<uint64_t>> bucket_bytes_ =
       std::make_shared<std::atomic<uint64_t>>(0);
   std::shared_ptr<core::TimelineSwitch> timeline_;

@@ -10,8 +10,8 @@
 namespace horon::ops {
 
 // Returns when all ranks have called it with the same `what`; if they differ, throws
-// Error(Mismatch) with all of them. `name`: for texts, "horon." and the name of the calling
-// function. `gpu`, if all ranks use NCCL: the meeting keeps its place in the order of the
+// Error(Mismatch) with all of them. `name`, by which they meet: "horon." and the name of the
+// calling function. `gpu`, if all ranks use NCCL: the meeting keeps its place in the order of the
 // collectives on devices.
 void meet(core::Runtime& runtime, const std::string& name, const std::string& what,
           const JobGpu* gpu = nullptr);

@@ -128,7 +128,7 @@ double time_long(TimedLine& line, double message_us, Clock::time_point limit) {
   double last_us = 0;
   for (int round = 0; round < kLongRounds; ++round) {
     const auto begin = Clock::now();
-    // The next round takes twice as long as the last, and must end soon after the limit.
+    // The next round may take twice as long as the last, and must end soon after the limit.
     const bool late = begin + std::chrono::microseconds(static_cast<int64_t>(last_us)) > limit;
     if (round > 0 && late) break;
     line.send_number(count);

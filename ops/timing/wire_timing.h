@@ -21,8 +21,8 @@ class WireTiming {
     double wire_bytes_per_us = 0;
   };
   // Both ranks call it; one of them leads and gets the times. Afterwards no message is under way.
-  // Throws Error(PeerDead) if the peer does not answer, and what the messages throw. Messages that
-  // are then still under way are kept for ever.
+  // Throws Error(PeerDead) if the peer does not answer, and what the messages throw. If some are
+  // still under way then, they and `messages` are kept for ever.
   static std::optional<Times> measure(std::shared_ptr<Messages> messages, int peer, bool leads,
                                       const Limits& limits);
 };

@@ -18,8 +18,8 @@
 // recv() from kAnySource takes the next message of that tag and set from the first rank that has
 // sent one, and its handle tells which; its shape and dtype are compared then. Of several such
 // recv() the oldest is served first. A recv() that names its rank claims that rank's next message
-// at the call, even ahead of a recv() from kAnySource that already waits. If all others have shut
-// down it fails (RankLeft); it also ends when this rank shuts down.
+// at the call, even ahead of a recv() from kAnySource that already waits. A recv() from
+// kAnySource fails (RankLeft) if all others have shut down; it also ends when this rank shuts down.
 //
 // Dense tensors of all dtypes, shapes and strides, on the CPU or on the GPUs of both ranks. GPU
 // tensors travel by way of the host, after the work that the current stream had been given at the

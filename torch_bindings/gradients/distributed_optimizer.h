@@ -93,7 +93,7 @@ class OptimizerSteps {
   // Whether the optimizer's own step calls the closure once, before anything else.
   static bool calls_closure_first(const ::torch::optim::Optimizer& optimizer);
   // Calls the closure, reduces the gradients and the loss that it has computed, and returns the
-  // loss.
+  // loss of all ranks.
   at::Tensor evaluate(const Groups& groups, const ::torch::optim::Optimizer::LossClosure& closure);
   // The same as a closure, for an optimizer that calls it itself. Throws Error(InvalidArgument) if
   // gradients are to be scaled or clipped.

@@ -120,7 +120,7 @@ struct GradientReducerOptions {
   // graphs.
   bool learn_bucket_order = true;
   // Buckets are reduced in pieces, in shared memory and between hosts, also those of GPUs that go
-  // through the host. Bytes of a piece, if the collective supports that length; 0: the collective
+  // through the host. Bytes of a piece, within the limits of the collective; 0: the collective
   // chooses. It does not change the bits of the result. Empty: HORON_PIECE_BYTES.
   std::optional<int64_t> piece_bytes = {};
   // float32 and complex64 gradients travel in 16 bits (each part of a complex number), or between
@@ -275,7 +275,7 @@ class GradientReducer {
   // Called for each bucket of each round when its gradients are complete and before it is
   // submitted, on the thread that completes it, else where the round ends. One at a time; it must
   // not call the reducer. Gradients have been multiplied by the weight, if there is one; what .grad
-  // held before the round (another backward() of the step) is in them, except with Sum and
+  // held before the round (another backward() of the step) is in them, except with Sum or
   // shard_gradients, which add it afterwards. What it throws makes the bucket fail on all ranks.
   // Null: none.
   void before_bucket(std::function<void(const BucketView&)> function);

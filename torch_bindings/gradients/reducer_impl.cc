@@ -128,7 +128,8 @@ bool GradientReducer::Impl::is_gathering() const {
                      [this](const RunningTask& running) { return task_that_fits_ == running.id; });
 }
 
-// Waits until the hook of a parameter may take part in gathering the next round. Under the mutex.
+// Waits until the hook of a parameter may take part in the next round, and begins to gather that if
+// it is the first. Throws if the parameter does not fit its bucket any more. Under the mutex.
 void GradientReducer::Impl::join_round(size_t slot, int64_t task,
                                        std::unique_lock<std::mutex>& lock) {
   require_session();

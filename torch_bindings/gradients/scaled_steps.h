@@ -35,8 +35,8 @@ class ScaledSteps {
   // The last step was left out: on all ranks.
   virtual bool step_skipped() const = 0;
 
-  // Called for each bucket with its gradients as they are submitted: after before_bucket(), which
-  // stays the program's. Null: none.
+  // Called for each bucket in which this rank has gradients before it is submitted, and after
+  // before_bucket(), which stays the program's. Null: none.
   virtual void on_submitted(std::function<void(const BucketView&)> function) = 0;
   // Called for each bucket when it has been reduced, before the program can change it. As in
   // before_bucket(), it does not hold the older values of a sum. Null: none.

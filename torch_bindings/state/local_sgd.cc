@@ -106,8 +106,8 @@ void LocalSgd::require_alike() const {
               ", outer_momentum ", core::real_text(options_.outer_momentum),
               options_.outer_nesterov ? "" : " (not Nesterov's)", ", compression ",
               to_string(options_.compression))}};
-  // Only with an outer step the number of averages is compared: a plain average does not depend on
-  // earlier ones.
+  // The number of averages is compared with an outer step or compression only: a plain average does
+  // not depend on earlier ones.
   if (has_start()) {
     facts.push_back(
         {"the number of averages (after join() give all ranks that of one by "

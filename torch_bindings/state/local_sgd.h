@@ -76,9 +76,10 @@ class LocalSgd {
   // join(), after which all count anew.
   bool step();
   // Averages now, however many steps it has been; the next average comes `steps` later. Collective,
-  // blocks. With an outer step or compression it is made if any rank has called step() or has moved
-  // its parameters since the last average; if none has, parameters and averages() stay as they are.
-  // (A plain average is made in any case: of ranks that are alike it changes last bits at most.)
+  // blocks. With an outer step or compression it makes that step if any rank has called step() or
+  // has moved its parameters since the last average; if none has, parameters and averages() stay as
+  // they are. (A plain average is always made: of ranks that are alike it changes last bits at
+  // most.)
   // What the ranks hold and the options are compared first: where they differ, and with an outer
   // step or compression also if the ranks have not begun alike, all ranks throw Error(Mismatch)
   // that names it, and nothing has moved. After another Error a parameter may be averaged or not.

@@ -43,9 +43,9 @@ std::optional<at::ScalarType> type_in_disguise(const at::Tensor& tensor);
 inline bool is_moved_only(const at::Tensor& tensor) {
   return !tensor.is_complex() && type_in_disguise(tensor);
 }
-// A detached view of the tensor as it travels: a complex number is two real ones in one more
-// dimension, and types that are only moved are integers of the same bits. An undefined or sparse
-// tensor is given back as it is.
+// The tensor as it travels, detached: a view, but a copy of a lazy conjugate. A complex number is
+// two real ones in one more dimension, and types that are only moved are integers of the same bits.
+// An undefined or sparse tensor is given back as it is.
 at::Tensor real_view(const at::Tensor& tensor);
 // The other way round: `type` is that of the tensor of which real_view() gave `real`.
 at::Tensor undisguised(const at::Tensor& real, std::optional<at::ScalarType> type);

@@ -47,7 +47,7 @@ TEST(RefusedMemory, IsUnavailableToAllIfItIsToOne) {
   ProcessJob job(3);
   const auto body = [&](int rank) {
     if (rank == 2) REQUIRE_IN_CHILD(setuid(65534) == 0);
-    const auto group = make_group(rank, job);
+    const auto group = LocalGroup::create(job.of(rank), kBytes);
     REQUIRE_IN_CHILD(!group->available());
     const std::string reason = group->unavailable_reason();
     REQUIRE_IN_CHILD(reason.find("/proc/") < reason.find("Permission denied"));

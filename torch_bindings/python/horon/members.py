@@ -67,7 +67,7 @@ class Meeting:
 
     def _settled(self, proposal):
         """The outcome, which is `proposal` if that is not None and the first one. The others wait
-        for the proposal, so a thread makes it, which goes on when the main thread is interrupted by
+        for the proposal, so a thread tells it, which goes on when the main thread is interrupted by
         a signal."""
         outcomes, errors, done = [], [], threading.Event()
 

@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""Whether each test of core and ops compiles alone. A continuous integration compiles many files of
+a folder as one, where a file finds what another one defines or includes; the plain build does not.
+
+usage: files_alone.py BUILD [JOBS]     BUILD: of the preset release
+"""
+
+import concurrent.futures
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+FOLDERS = ("tests/core", "tests/ops", "tests/support")
+# Of the flags, what decides which headers are found and what they say.
+WITH_A_VALUE = ("-isystem", "-I", "-D")
+
+
+def is_of_folders(path):
+    return path.suffix == ".cc" and any(path.is_relative_to(REPOSITORY / each) for each in FOLDERS)
+
+
+def command_of(build):
+    """The compiler, with the flags of all the build's tests without LibTorch."""
+    words = {}  # in their order
+    for entry in json.loads((build / "compile_commands.json").read_text(encoding="utf-8")):
+        line = shlex.split(entry["command"])
+        if "/tests/" not in shlex.join(line):
+            continue
+        if any("torch" in word or "Torch" in word for word in line):
+            continue
+        compiler = line[0]
+        flags = iter(line)
+        for flag in flags:
+            if flag in WITH_A_VALUE:
+                words[flag, next(flags)] = None
+            elif flag.startswith(("-I", "-D", "-std=")):
+                words[(flag,)] = None
+    return [compiler, "-fsyntax-only", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow",
+            *(word for pair in words for word in pair)]
+
+
+def main():
+    build = pathlib.Path(sys.argv[1]).resolve()
+    jobs = int(sys.argv[2]) if len(sys.argv) > 2 else None
+    listed = subprocess.run(["git", "ls-files", "-z", *FOLDERS], cwd=REPOSITORY, check=True,
+                            capture_output=True, text=True).stdout
+    files = [REPOSITORY / name for name in listed.split("\0") if name]
+    files = [file for file in files if is_of_folders(file) and file.exists()]
+    command = command_of(build)
+
+    def compile_alone(file):
+        return subprocess.run([*command, file], cwd=build, capture_output=True, text=True,
+                              check=False)
+
+    failed = 0
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for file, done in zip(files, pool.map(compile_alone, files)):
+            if done.returncode != 0:
+                failed += 1
+                print(f"{file.relative_to(REPOSITORY)} does not compile alone:\n{done.stderr}")
+    print(f"{len(files)} files compiled alone: {failed} failed")
+    return 1 if failed or not files else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
