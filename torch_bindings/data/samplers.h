@@ -81,6 +81,9 @@ class ShardedSampler : public torch::data::samplers::Sampler<> {
   // What save() would write at `position`, which may not be of another epoch.
   void save_at(torch::serialize::OutputArchive& archive, const SamplerPosition& position) const;
   SamplerPosition position() const;
+  // Takes back what was drawn behind `position`, which is not of another epoch, and used by nobody:
+  // the next reset() goes on there, unless set_epoch() has chosen another epoch.
+  void put_back(const SamplerPosition& position);
   // From a job of another number of ranks: takes it that all its ranks had drawn as many samples as
   // the one that saved. Throws Error(InvalidArgument) if the dataset or the options differ.
   void load(torch::serialize::InputArchive& archive) override;
