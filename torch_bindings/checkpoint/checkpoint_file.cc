@@ -21,6 +21,7 @@
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/parse_number.h"
+#include "horon/core/base/replace_file.h"
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/checkpoint/sha256.h"
 
@@ -198,6 +199,16 @@ void check_hash(const std::string& path, const std::string& comment) {
   }
 }
 
+// Nobody else has it. Another job may be writing the same checkpoint: one that was given the same
+// folder, or the start before of this one, on a host that was taken for lost.
+std::string make_temporary(const std::string& path) {
+  try {
+    return core::make_file_beside(path);
+  } catch (...) {
+    fail_file(path, concat("can't be created: ", core::current_error().what()));
+  }
+}
+
 void sync_folder(const std::string& path) {
   const std::string folder = std::filesystem::path(path).parent_path().string();
   const int file = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -219,7 +230,7 @@ std::string metric_text(const std::optional<double>& metric) {
 
 void write_checkpoint_file(const std::string& path, const CheckpointLabel& label,
                            const c10::IValue& content) {
-  const std::string temporary = path + ".tmp";
+  const std::string temporary = make_temporary(path);
   std::string error;
   try {
     HashedFile file(temporary);

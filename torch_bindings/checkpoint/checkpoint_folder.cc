@@ -15,22 +15,24 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kTemporary = ".pt.tmp";
+bool is_finished(const std::string& name) {
+  return name.starts_with("step-") && name.ends_with(".pt");
+}
 
-bool is_named(const fs::path& path, const char* ending) {
-  const std::string name = path.filename().string();
-  return name.starts_with("step-") && name.ends_with(ending);
+// A number stands behind it.
+bool is_unfinished(const std::string& name) {
+  return name.starts_with("step-") && name.find(".pt.tmp") != std::string::npos;
 }
 
 // Of regular files.
-std::vector<fs::path> files_named(const std::string& folder, const char* ending) {
+std::vector<fs::path> files_in(const std::string& folder, bool (*wanted)(const std::string& name)) {
   std::vector<fs::path> paths;
   std::error_code error;
   // A folder that can't be looked at is not taken for a missing one: the job would begin anew.
   if (!fs::exists(folder, error) && !error) return paths;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     std::error_code gone;
-    if (is_named(entry.path(), ending) && entry.is_regular_file(gone)) {
+    if (wanted(entry.path().filename().string()) && entry.is_regular_file(gone)) {
       paths.push_back(entry.path());
     }
   }
@@ -61,12 +63,12 @@ void prepare_folder(const std::string& folder) {
 
 void remove_unfinished(const std::string& folder) {
   std::error_code ignored;
-  for (const fs::path& path : files_named(folder, kTemporary)) fs::remove(path, ignored);
+  for (const fs::path& path : files_in(folder, is_unfinished)) fs::remove(path, ignored);
 }
 
 std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder) {
   std::vector<FoundCheckpoint> found;
-  for (const fs::path& path : files_named(folder, ".pt")) {
+  for (const fs::path& path : files_in(folder, is_finished)) {
     FoundCheckpoint one{.path = path.string()};
     try {
       one.label = read_checkpoint_label(one.path);

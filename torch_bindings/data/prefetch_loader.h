@@ -98,16 +98,24 @@ class PrefetchLoader {
   }
   Iterator end() { return {}; }
 
-  // The same without iterators: begins an epoch; the next batch, and nothing at its end.
+  // The same without iterators: begins an epoch; the next batch, and nothing at its end. Begun
+  // anew before next() was called it is the same epoch, whatever has been read ahead.
   void start() {
+    const bool is_untouched = prefetcher_ != nullptr && !asked_;
     prefetcher_.reset();  // its threads use the sampler
+    if constexpr (requires { sampler_.put_back(handed_out_); }) {
+      // Whether they have read already is chance, and other ranks must be in the same epoch.
+      if (is_untouched) sampler_.put_back(handed_out_);
+    }
     sampler_.reset(std::nullopt);
     if constexpr (kResumes) handed_out_ = sampler_.position();
+    asked_ = false;
     prefetcher_ = std::make_unique<torch_detail::Prefetcher<Read>>(
         [this] { return draw(); }, options_.threads, options_.ahead);
   }
   std::optional<Batch> next() {
     if (!prefetcher_) return std::nullopt;
+    asked_ = true;
     std::optional<Read> read = prefetcher_->next();
     if (!read) return std::nullopt;
     handed_out_ = read->place;
@@ -159,6 +167,7 @@ class PrefetchLoader {
   Sampler sampler_;
   const PrefetchOptions options_;
   SamplerPosition handed_out_;
+  bool asked_ = false;                                          // for a batch of this epoch
   std::unique_ptr<torch_detail::Prefetcher<Read>> prefetcher_;  // last: its threads use the others
 };
 

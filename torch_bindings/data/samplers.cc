@@ -275,6 +275,14 @@ SamplerPosition ShardedSampler::position() const {
   return {state_->epoch, state_->drawn};
 }
 
+void ShardedSampler::put_back(const SamplerPosition& position) {
+  const std::lock_guard lock(state_->mutex);
+  State& s = *state_;
+  if (position.epoch != s.epoch) return;
+  s.drawn = std::min(position.drawn, s.order.size());
+  s.resuming = s.chosen_epoch.value_or(s.epoch) == s.epoch;
+}
+
 void ShardedSampler::save(torch::serialize::OutputArchive& archive) const {
   save_at(archive, position());
 }

@@ -82,6 +82,10 @@ class ShardedSampler : public torch::data::samplers::Sampler<> {
   // What save() would write at `position`, which may not be of another epoch.
   void save_at(torch::serialize::OutputArchive& archive, const SamplerPosition& position) const;
   SamplerPosition position() const;
+  // Takes back samples that were drawn after `position` but that nobody has used; `position` must
+  // be of the current epoch. The next reset() goes on there, unless set_epoch() has chosen another
+  // epoch.
+  void put_back(const SamplerPosition& position);
   // From a job of another number of ranks: assumes that all its ranks had drawn as many samples as
   // the one that saved. Throws Error(InvalidArgument) if the dataset or the options differ.
   void load(torch::serialize::InputArchive& archive) override;

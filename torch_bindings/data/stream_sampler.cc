@@ -153,6 +153,14 @@ SamplerPosition DistributedStreamSampler::position() const {
   return {state_->place.epoch, state_->place.drawn};
 }
 
+void DistributedStreamSampler::put_back(const SamplerPosition& position) {
+  const std::lock_guard lock(state_->mutex);
+  State& s = *state_;
+  if (position.epoch != s.place.epoch) return;
+  s.place.drawn = position.drawn;
+  s.resuming = s.chosen_epoch.value_or(s.place.epoch) == s.place.epoch;
+}
+
 void DistributedStreamSampler::save(torch::serialize::OutputArchive& archive) const {
   save_at(archive, position());
 }

@@ -58,6 +58,7 @@ class DistributedStreamSampler : public torch::data::samplers::Sampler<StreamBat
   void save(torch::serialize::OutputArchive& archive) const override;
   void save_at(torch::serialize::OutputArchive& archive, const SamplerPosition& position) const;
   SamplerPosition position() const;
+  void put_back(const SamplerPosition& position);  // as in ShardedSampler
   void load(torch::serialize::InputArchive& archive) override;
   // Throws Error(InvalidArgument) if the ranks are neither at the same place nor all at the end.
   void load_resharded(std::vector<torch::serialize::InputArchive>& ranks);

@@ -57,6 +57,17 @@ std::string column_of(std::string name) {
   return name;
 }
 
+std::vector<std::string> with_columns_of(const LogRecord& record,
+                                         std::vector<std::string> columns) {
+  for (const auto& [name, value] : record.values) {
+    std::string column = column_of(name);
+    if (std::find(columns.begin() + 2, columns.end(), column) == columns.end()) {
+      columns.push_back(std::move(column));
+    }
+  }
+  return columns;
+}
+
 std::string csv_line(const std::vector<std::string>& cells) {
   std::string line;
   for (const std::string& cell : cells) line += (line.empty() ? "" : ",") + csv_cell(cell);
@@ -65,6 +76,13 @@ std::string csv_line(const std::vector<std::string>& cells) {
 
 [[noreturn]] void refuse_to_go_on(const std::string& path, const char* why) {
   throw Error(ErrorCode::OperationFailed, concat("can't go on in ", path, ": ", why));
+}
+
+// A pipe, a terminal: what is in it can't be read again.
+bool is_stream(const std::string& path) {
+  std::error_code unknown;
+  const std::filesystem::file_type type = std::filesystem::status(path, unknown).type();
+  return type == std::filesystem::file_type::fifo || type == std::filesystem::file_type::character;
 }
 
 bool holds_something(const std::string& path) {
@@ -124,7 +142,7 @@ void JsonlSink::write(const LogRecord& record) {
   file_.append(line + "}\n");
 }
 
-void CsvSink::open() {
+void CsvSink::open(const LogRecord& record) {
   std::vector<std::string> columns = {"step", "time"};
   const bool goes_on = options_.append && holds_something(path_);
   if (goes_on) {
@@ -135,6 +153,8 @@ void CsvSink::open() {
     if (columns.size() < 2 || columns[0] != "step" || columns[1] != "time") {
       refuse_to_go_on(path_, "its first line is not one of a log");
     }
+  } else {
+    columns = with_columns_of(record, std::move(columns));
   }
   torch_detail::AppendFile file(path_, goes_on);
   goes_on ? file.end_line() : file.append(csv_line(columns));
@@ -143,14 +163,13 @@ void CsvSink::open() {
 }
 
 void CsvSink::widen(const LogRecord& record) {
-  std::vector<std::string> columns = columns_;
-  for (const auto& [name, value] : record.values) {
-    std::string column = column_of(name);
-    if (std::find(columns.begin() + 2, columns.end(), column) == columns.end()) {
-      columns.push_back(std::move(column));
-    }
-  }
+  std::vector<std::string> columns = with_columns_of(record, columns_);
   if (columns.size() == columns_.size()) return;
+  if (is_stream(path_)) {
+    file_.append(csv_line(columns));
+    columns_ = std::move(columns);
+    return;
+  }
   std::ifstream old(path_);
   std::string content = csv_line(columns), line;
   std::getline(old, line);
@@ -166,7 +185,7 @@ void CsvSink::widen(const LogRecord& record) {
 }
 
 void CsvSink::write(const LogRecord& record) {
-  if (columns_.empty()) open();
+  if (columns_.empty()) open(record);
   widen(record);
   if (!file_.is_open()) file_ = torch_detail::AppendFile(path_, true);
   std::vector<std::string> cells(columns_.size());

@@ -44,7 +44,8 @@ class JsonlSink : public LogSink {
 
 // A line of names, then a line for each record: step, time, and a column for each name. A cell
 // without a value is empty. A name that comes later gets a column at the end, for which the file is
-// written anew, and replaced as a whole. The end of a line in a name becomes a space.
+// written anew, and replaced as a whole; a pipe or a terminal gets one more line of names. The end
+// of a line in a name becomes a space.
 class CsvSink : public LogSink {
  public:
   explicit CsvSink(std::string path, const FileSinkOptions& options = {})
@@ -53,7 +54,7 @@ class CsvSink : public LogSink {
   std::string destination() const override { return path_; }
 
  private:
-  void open();
+  void open(const LogRecord& record);
   void widen(const LogRecord& record);
 
   const std::string path_;

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
@@ -65,6 +66,25 @@ TEST_F(CheckpointFile, LabelsAreReadAsTheyWereWrittenInEveryLocale) {
     EXPECT_EQ(label.step, 9876543210);
     EXPECT_EQ(label.metric, metric);
   }
+}
+
+// As a job that has been started again while the one before still writes, or another job that was
+// given the same folder: here each rank is one.
+TEST_F(CheckpointFile, JobsThatWriteTheSameOneLeaveAWholeOne) {
+  const std::string path = folder_ + "/step-000000000001.pt";
+  c10::impl::GenericDict content = dictionary();
+  content.insert("tensor", at::full({(4 << 20) + rank()}, rank()));
+  for (int i = 0; i < 3; ++i) {
+    barrier();
+    EXPECT_EQ(test::error_of([&] {
+                torch_detail::write_checkpoint_file(path, {.number = 1, .step = 1, .metric = {}},
+                                                    content);
+              }),
+              "no error");
+    barrier();
+    EXPECT_EQ(test::error_of([&] { torch_detail::read_checkpoint_file(path); }), "no error");
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
 }
 
 TEST_F(CheckpointFile, ANaNHasNoSign) {

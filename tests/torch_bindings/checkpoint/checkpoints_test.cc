@@ -379,15 +379,15 @@ TEST_F(CheckpointFiles, ErrorsOfWritingAreTold) {
   EXPECT_EQ(checkpoints.latest(), file(2));
   // What a killed job has left is taken out by who writes; who only reads leaves alone what another
   // job may be writing. A folder that can't be made is an error.
-  write(folder_ + "/step-000000000009.pt.tmp", "half a file");
+  write(folder_ + "/step-000000000009.pt.tmp17", "half a file");
   Checkpoints next(folder_);
   next.add("a", {{"a", a}});
   EXPECT_EQ(next.load_latest()->step, 2);
-  EXPECT_TRUE(fs::exists(folder_ + "/step-000000000009.pt.tmp"));
+  EXPECT_TRUE(fs::exists(folder_ + "/step-000000000009.pt.tmp17"));
   barrier();
   next.save(3);
   next.wait();
-  EXPECT_FALSE(fs::exists(folder_ + "/step-000000000009.pt.tmp"));
+  EXPECT_FALSE(fs::exists(folder_ + "/step-000000000009.pt.tmp17"));
   EXPECT_THAT(error_of([&] { Checkpoints(file(2) + "/below"); }), HasSubstr("can't be made"));
   if (size() == 1) return;
   EXPECT_THAT(error_of([&] { checkpoints.save(3, {.metric = rank() * 0.5}); }),

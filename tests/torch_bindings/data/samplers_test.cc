@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <torch/data.h>
 
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/torch_bindings/data/sampler_support.h"
+#include "horon/torch_bindings/data/prefetch_loader.h"
 #include "horon/torch_bindings/data/stream_sampler.h"
 
 namespace horon::samplers_test {
@@ -197,6 +199,48 @@ TEST(SequentialSampler, SavedInMidEpochGoesOnThere) {
   third.reset();
   EXPECT_EQ(drain(third), (std::vector<size_t>{13, 14, 15, 16, 17, 18, 19}));
   EXPECT_EQ(drain(second).front(), 13u) << "a copy shares the position";
+}
+
+struct Numbers {
+  static std::vector<size_t> get_batch(const std::vector<size_t>& indices) { return indices; }
+};
+
+// What threads have read ahead and nobody has taken moves no rank on by an epoch: whether they have
+// read already differs from rank to rank.
+TEST(PrefetchLoader, BegunAnewBeforeABatchWasTakenIsInTheSameEpoch) {
+  const SamplerOptions options{.num_replicas = 1, .rank = 0};
+  DistributedRandomSampler sampler(50, options);
+  PrefetchLoader loader(Numbers{}, sampler, {.batch_size = 5, .ahead = 3});
+  const auto drawn_after_a_start = [&](const auto& meanwhile) {
+    const size_t place = sampler.position().drawn % 50;
+    loader.start();
+    while (sampler.position().drawn == place) std::this_thread::yield();
+    meanwhile();
+    std::vector<size_t> got;
+    for (const auto& batch : loader) got.insert(got.end(), batch.begin(), batch.end());
+    return got;
+  };
+  const auto nothing = [] {};
+  EXPECT_EQ(drawn_after_a_start(nothing), epoch_of(50, options, 0));
+  EXPECT_EQ(drawn_after_a_start(nothing), epoch_of(50, options, 1));
+  EXPECT_EQ(drawn_after_a_start([&] { sampler.set_epoch(7); }), epoch_of(50, options, 7));
+  DistributedRandomSampler before(50, options);
+  (void)before.next(15);
+  hand_over(before, loader);
+  std::vector<size_t> rest = epoch_of(50, options, 0);
+  rest.erase(rest.begin(), rest.begin() + 15);
+  EXPECT_EQ(drawn_after_a_start(nothing), rest);
+
+  DistributedStreamSampler records({.num_replicas = 1, .rank = 0, .records = 50});
+  struct Firsts {
+    static size_t get_batch(const StreamBatch& batch) { return batch.first; }
+  };
+  PrefetchLoader stream(Firsts{}, records, {.batch_size = 25});
+  stream.start();
+  while (records.position().drawn == 0) std::this_thread::yield();
+  stream.start();
+  EXPECT_EQ(stream.next(), 0u);
+  EXPECT_EQ(records.epoch(), 0u);
 }
 
 }  // namespace

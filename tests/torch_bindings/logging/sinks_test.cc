@@ -4,11 +4,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fcntl.h>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <sstream>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
@@ -181,6 +183,21 @@ TEST_F(Sinks, CsvThatCanNotBeReadIsNotReplaced) {
               }),
               HasSubstr("can't go on in " + path("log.csv") + ": it can't be read"));
   EXPECT_TRUE(std::filesystem::is_symlink(path("log.csv")));
+}
+
+// What has gone through it can't be read again, and a reader would take its end for that of the
+// table.
+TEST_F(Sinks, CsvToAPipeNamesItsColumnsAnew) {
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  const int reader = ::open(path("pipe").c_str(), O_RDONLY | O_NONBLOCK);
+  CsvSink sink(path("pipe"));
+  sink.write({1, 10, {{"loss", 0.5}}});
+  sink.write({2, 11, {{"loss", 0.25}, {"lr", 1}}});
+  std::array<char, 200> text{};
+  EXPECT_GT(::read(reader, text.data(), text.size() - 1), 0);
+  EXPECT_STREQ(text.data(), "step,time,loss\n1,10,0.5\nstep,time,loss,lr\n2,11,0.25,1\n");
+  EXPECT_EQ(::read(reader, text.data(), 1), -1) << "it has ended";
+  ::close(reader);
 }
 
 // Of a program that was killed within a line.
