@@ -46,8 +46,7 @@ void refuse_forked_child() {
   }
 }
 
-ops::Job& job() {
-  refuse_forked_child();
+ops::Job& job_of_this_process_or_its_parent() {
   ops::Job* const running = process().job.load(std::memory_order_acquire);
   if (running == nullptr) {
     throw Error(ErrorCode::NotInitialized, "call init() first, and nothing after shutdown()");
@@ -55,7 +54,15 @@ ops::Job& job() {
   return *running;
 }
 
-const core::Topology& topology() { return job().runtime().topology(); }
+ops::Job& job() {
+  refuse_forked_child();
+  return job_of_this_process_or_its_parent();
+}
+
+// A forked worker of a loader reads its rank's share of the data. It has what that takes in memory.
+const core::Topology& topology() {
+  return job_of_this_process_or_its_parent().runtime().topology();
+}
 
 }  // namespace
 

@@ -39,7 +39,8 @@ struct InitOptions {
 void init_session(const InitOptions& options = {}, std::string_view headers = kHeaderVersion);
 bool is_initialized();
 
-// These throw Error(NotInitialized) outside init() .. shutdown().
+// These throw Error(NotInitialized) outside init() .. shutdown(). A child of fork() has its
+// parent's.
 int rank();
 int size();
 int local_rank();

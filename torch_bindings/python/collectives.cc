@@ -4,6 +4,7 @@
 // detached tensors: no thread of C++ that lets go of one then needs the GIL.
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <pybind11/stl.h>
 #include <string>
 #include <unordered_map>
@@ -136,6 +137,7 @@ Pending make(const Call& call, const Tensors& tensors) {
 // For a call that Python has found wrong, so that there is nothing to submit.
 void refuse(const Call& call, const std::string& why) {
   unseen_names().refuse_duplicate(call);
+  const py::gil_scoped_release without_gil;  // of calls without a name, the oldest may have to end
   const PendingCollective pending(call.kind, call.kind_name, call.name, call.process_set,
                                   call.grouped);
   // The other ranks are told the name beside the reason.
@@ -214,11 +216,13 @@ class SparsePending {
   const SparseHandle handle_;
 };
 
-SparsePending submit_sparse(const at::Tensor& tensor, const std::string& name, ReduceOp op,
-                            const ProcessSet& process_set) {
+// None is refused, as the other ranks are told.
+SparsePending submit_sparse(const std::optional<at::Tensor>& tensor, const std::string& name,
+                            ReduceOp op, const ProcessSet& process_set) {
   const py::gil_scoped_release without_gil;
-  return SparsePending(sparse_allreduce_async(
-      tensor.detach(), {.name = name, .op = op, .process_set = process_set}));
+  return SparsePending(
+      sparse_allreduce_async(tensor ? tensor->detach() : at::Tensor(),
+                             {.name = name, .op = op, .process_set = process_set}));
 }
 
 void bind_kinds(py::module_& module) {

@@ -158,9 +158,14 @@ void bind_reducer(py::module_& module) {
           WithoutGil())
       .def("refuse_number",
            [](Reducer& self, const std::string& why) { (*self).refuse_number(why); })
-      .def("set_weight", [](Reducer& self, double weight) { (*self).set_weight(weight); })
-      .def("set_backward_passes_per_step",
-           [](Reducer& self, int passes) { (*self).set_backward_passes_per_step(passes); })
+      // These wait for the others where an exception has ended backward().
+      .def(
+          "set_weight", [](Reducer& self, double weight) { (*self).set_weight(weight); },
+          WithoutGil())
+      .def(
+          "set_backward_passes_per_step",
+          [](Reducer& self, int passes) { (*self).set_backward_passes_per_step(passes); },
+          WithoutGil())
       .def(
           "add_parameters",
           [](Reducer& self, const Named& named) { (*self).add_parameters(NamedTensors(named)); },

@@ -31,6 +31,20 @@ def test_allgather_averages_gradients(rank, size):
     assert torch.equal(x.grad, torch.full((rank + 1, 2), rank + 1.0))
 
 
+def test_allgather_without_ranks_that_have_joined(rank, size):
+    """The rows of the others, which begin elsewhere then; of the mean over all ranks."""
+    if rank > 0:
+        x, y = leaf(rank, 2), leaf(1)
+        rows, row = hvd.grouped_allgather([x, y])
+        assert len(rows) == sum(range(size)) and len(row) == size - 1
+        of_row = torch.arange(1.0, size).repeat_interleave(torch.arange(1, size))
+        ((rows * of_row[:, None]).sum() + (row * torch.arange(1.0, size)).sum()).backward()
+        expected = rank * (size - 1) / size
+        torch.testing.assert_close(x.grad, torch.full((rank, 2), expected))
+        torch.testing.assert_close(y.grad, torch.full((1,), expected))
+    hvd.join()
+
+
 def test_broadcast(rank, size):
     x = leaf(2)
     (hvd.broadcast(x, size - 1) * (rank + 1)).sum().backward()

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import threading
 
 import pytest
 import torch
@@ -24,6 +25,42 @@ def test_an_optimizer_whose_zero_grad_takes_nothing(size):
         (weight * (hvd.rank() + 1)).sum().backward()
         optimizer.step()
     assert weight.tolist() == [1 - (size + 1)] * 3
+
+
+@pytest.mark.parametrize("call", [lambda optimizer: optimizer.set_weight(1.0),
+                                  lambda optimizer: optimizer.set_backward_passes_per_step(1)],
+                         ids=["set_weight", "set_backward_passes_per_step"])
+def test_who_waits_for_the_others_behind_an_exception_lets_other_threads_run(rank, size, call):
+    if size == 1:
+        pytest.skip("one rank")
+    torch.manual_seed(1)
+    first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    hvd.DistributedOptimizer(optimizer, groups=[list(first.parameters()),
+                                                list(second.parameters())])
+
+    def backward(hook):
+        hidden = first(torch.ones(1, 2))
+        hidden.register_hook(hook)
+        second(hidden).sum().backward()
+
+    def fail(_):
+        raise KeyError("once")
+    if rank == 0:
+        with pytest.raises(KeyError):
+            backward(fail)
+        meets = threading.Timer(0.2, hvd.barrier)  # behind which the others begin
+        meets.start()
+        call(optimizer)
+        meets.join()
+    else:
+        hvd.barrier()
+        with pytest.raises(RuntimeError, match="rank 0 has ended by an exception"):
+            backward(torch.clone)
+        call(optimizer)
+    optimizer.zero_grad()
+    backward(torch.clone)
+    optimizer.step()
 
 
 def test_a_step_that_raises_is_over(rank, size):

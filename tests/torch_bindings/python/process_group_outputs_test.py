@@ -218,6 +218,14 @@ def test_roots_of_reduce_are_compared(rank, size):
     assert x[0] == (size if rank == 1 else 1)
 
 
+def test_a_root_of_reduce_that_is_no_rank_is_refused(rank, size):
+    """Nobody would have the result. Torch looks at the ranks of groups of some alone."""
+    for root in (size, -1):
+        with pytest.raises(ValueError, match="not in the process set"):
+            dist.reduce(torch.ones(2), root)
+    all_goes_on()
+
+
 def test_outputs_that_share_memory_with_inputs(rank, size):
     whole = torch.arange(4.0 * size) + rank
     mine = whole[4 * rank:4 * rank + 4]

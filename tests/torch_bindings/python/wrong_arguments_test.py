@@ -2,6 +2,7 @@
 
 import gc
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -84,6 +85,41 @@ def test_the_other_ranks_are_told_the_name_once(rank, size):
     text = "allreduce: a list is no torch.Tensor: give torch.as_tensor() of it"
     told = f'tensor "allreduce.loss" was refused on rank 0: {text}'
     assert str(raised.value) == (text if rank == 0 else told)
+
+
+def reduce_sparse(given):
+    return hvd.sparse_allreduce_async(given, "sparse", hvd.Sum)()
+
+
+@pytest.mark.parametrize("call", [
+    lambda given: hvd.allreduce(given, compression=hvd.Compression.fp16, name="narrow"),
+    lambda given: hvd.grouped_allreduce([given], compression=hvd.Compression.bf16, name="group"),
+    lambda given: hvd.reducescatter(given, compression=hvd.Compression.fp16, name="rows"),
+    reduce_sparse], ids=["allreduce", "group", "reducescatter", "sparse"])
+def test_a_gradient_that_one_rank_has_not_is_told_to_the_others(rank, size, call):
+    if size == 1:
+        pytest.skip("one rank")
+    gradient = torch.ones(2 * size) if call is not reduce_sparse else torch.ones(2).to_sparse()
+    text = "a NoneType is no torch.Tensor" if rank == 0 else "was refused on rank 0"
+    with pytest.raises((TypeError, ValueError), match=text):
+        call(None if rank == 0 else gradient)
+
+
+def test_a_wrong_call_that_waits_for_its_number_lets_other_threads_run(rank, size):
+    """A call without a name begins when the oldest of 1,024 has ended, also one that is refused."""
+    if size == 1:
+        pytest.skip("one rank")
+    if rank != 0:
+        hvd.barrier()
+    handles = [hvd.reducescatter_async(torch.ones(size)) for _ in range(1024)]
+    meets = threading.Timer(0.2, hvd.barrier)
+    if rank == 0:
+        meets.start()
+    with pytest.raises((TypeError, ValueError), match="a list is no torch.Tensor"):
+        hvd.reducescatter([1.0] if rank == 0 else torch.ones(size))
+    if rank == 0:
+        meets.join()
+    assert all(hvd.synchronize(handle).item() == 1 for handle in handles)
 
 
 @pytest.mark.parametrize("ddp_first", [True, False])

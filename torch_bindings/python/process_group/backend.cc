@@ -150,7 +150,9 @@ WorkPtr HoronBackend::reduce(Tensors& tensors, const ::c10d::ReduceOptions& opti
   const std::shared_ptr<Operation> begun = operation(OpType::REDUCE, tensors, tensors, options);
   order_.start(*begun, {CollectiveKind::Allreduce}, [&](PendingCollective& pending) {
     set_reduction(pending, options.reduceOp);
-    pending.remark = concat("reduce to rank ", world_rank(options.rootRank));
+    const int root = world_rank(options.rootRank);
+    if (root < 0) pending.set_root(root);  // which refuses it; else an allreduce has none
+    pending.remark = concat("reduce to rank ", root);
     const bool keeps = options.rootRank == getRank();
     pending.add(begun->outputs()[0], keeps ? Into::Same : Into::Nowhere);
   });

@@ -132,6 +132,8 @@ def forked_workers():
             return 8
 
         def __getitem__(self, index):
+            knows = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.global_process_set.rank()
+            assert knows == (rank, 2, rank, rank), knows
             return torch.tensor(float(index * index))
     loader = torch.utils.data.DataLoader(Squares(), batch_size=2, num_workers=2,
                                          multiprocessing_context="fork")

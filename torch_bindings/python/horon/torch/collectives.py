@@ -6,6 +6,7 @@ rank is told to the ranks that wait for it. A wrong op or compression is not: it
 program, and each rank finds it.
 """
 
+import contextlib
 import numbers
 
 import torch
@@ -243,12 +244,18 @@ def start_reduction(kind, tensors, name, op, prescale, postscale, process_set, g
     return _start(call, sent, result, wait)
 
 
-def start_rows(kind, tensors, name, process_set, grouped=False, wait=False):
-    """An allgather of one tensor or of a group."""
+def with_rows(tensors, ended):
+    """Of an allgather: the tensors, and the rows of each that came from each rank."""
+    return tensors, ended.received()
+
+
+def start_rows(kind, tensors, name, process_set, grouped=False, wait=False, result=None):
+    """An allgather of one tensor or of a group. `result`: as Handle's."""
     kind_name = f"grouped_{kind}" if grouped else kind
     call = native.Call(getattr(_Kind, kind), kind_name, _named(kind_name, name),
                        process_set.of_call(), grouped)
-    return _start(call, _tensors_of(call, kind, tensors), _all if grouped else _first, wait)
+    return _start(call, _tensors_of(call, kind, tensors),
+                  result or (_all if grouped else _first), wait)
 
 
 def start_broadcast(tensor, root_rank, name, process_set, in_place=False, wait=False):
@@ -363,9 +370,16 @@ def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
     op = reduction(op)
     if op not in (Average, Sum):
         raise ValueError("sparse_allreduce_async: op is Sum or Average")
-    divisor = process_set.of_call().size() if op == Average else 1
-    handle = native.submit_sparse(tensor, _named("sparse_allreduce", name), native.ReduceOp.Sum,
-                                  process_set.of_call())
+    of_call = process_set.of_call()
+    divisor = of_call.size() if op == Average else 1
+    name = _named("sparse_allreduce", name)
+    try:
+        _tensors("sparse_allreduce_async", [tensor])
+    except TypeError:
+        with contextlib.suppress(ValueError):  # which the ranks that wait for this one are told
+            native.submit_sparse(None, name, native.ReduceOp.Sum, of_call)
+        raise
+    handle = native.submit_sparse(tensor, name, native.ReduceOp.Sum, of_call)
     return lambda: handle.wait() if divisor == 1 else handle.wait() / divisor
 
 

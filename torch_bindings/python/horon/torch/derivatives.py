@@ -31,21 +31,17 @@ class _Allreduce(torch.autograd.Function):
 class _Allgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, name, process_set, grouped, *tensors):
-        ctx.call = (process_set, grouped)
-        gathered = calls.start_rows("allgather", tensors, name, process_set, grouped, wait=True)
-        ctx.rows = [each.shape[0] if each.dim() > 0 else 1 for each in tensors]
-        return tuple(gathered) if grouped else gathered
+        gathered, rows = calls.start_rows("allgather", tensors, name, process_set, grouped,
+                                          wait=True, result=calls.with_rows)
+        ctx.process_set = process_set
+        me = process_set.of_call().rank()
+        ctx.mine = [(sum(of_ranks[:me]), of_ranks[me]) for of_ranks in rows]  # begin and number
+        return tuple(gathered) if grouped else gathered[0]
 
     @staticmethod
     def backward(ctx, *grads):
-        process_set, _ = ctx.call
-        rows = calls.start_rows("allgather", [torch.tensor([ctx.rows])], None, process_set,
-                                wait=True)
-        begins = rows[:process_set.of_call().rank()].sum(0).tolist()
-        reduced = _Allreduce.apply(None, Average, 1.0, 1.0, process_set, True, *grads)
-        return (None,) * 3 + tuple(
-            grad.narrow(0, begin, count)
-            for grad, begin, count in zip(reduced, begins, ctx.rows))
+        reduced = _Allreduce.apply(None, Average, 1.0, 1.0, ctx.process_set, True, *grads)
+        return (None,) * 3 + tuple(grad.narrow(0, *mine) for grad, mine in zip(reduced, ctx.mine))
 
 
 class _Broadcast(torch.autograd.Function):
@@ -99,8 +95,10 @@ class _Alltoall(torch.autograd.Function):
 
 
 def _compressed(compression, tensors):
-    """The tensors that travel, and a function that decompresses the results."""
-    pairs = [compression.compress(each) for each in tensors]
+    """The tensors that travel, and a function that decompresses the results. What is no tensor is
+    passed on: the call refuses it, and tells the ranks that wait for this one."""
+    pairs = [compression.compress(each) if isinstance(each, torch.Tensor) else (each, None)
+             for each in tensors]
     return ([tensor for tensor, _ in pairs],
             lambda results: [compression.decompress(each, ctx)
                              for each, (_, ctx) in zip(results, pairs)])
