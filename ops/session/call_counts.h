@@ -37,7 +37,10 @@ class CallCounts {
   void keep_objects(std::string_view kind, uint32_t set);
   // A join() on this process set has ended: no call from before is under way on any of its ranks.
   void forget(uint32_t set);
-  // How often that has been called, for those who count by themselves.
+  // The set has been removed, or this rank has left it: nobody calls or makes anything there any
+  // more. What outlives the set still sees the same times_forgotten().
+  void drop(uint32_t set);
+  // How often forget() has been called, for those who count by themselves.
   uint64_t times_forgotten(uint32_t set);
 
  private:
