@@ -17,7 +17,7 @@ struct Move {
   const void* from = nullptr;  // null: `to` is filled with MoveLaunch::pattern
   void* to = nullptr;
   uint32_t count = 0;        // elements
-  uint32_t first_chunk = 0;  // where it begins in the list of chunks; filled in by add_move()
+  uint32_t first_chunk = 0;  // where it begins in the list of chunks; filled in by add()
 };
 
 // What is done to each element on its way.

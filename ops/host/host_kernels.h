@@ -59,7 +59,7 @@ void widen_integers(DataType dtype, const std::byte* from, int64_t* to, int64_t 
 void narrow_quotients(DataType dtype, const int64_t* from, std::byte* to, int64_t count,
                       int64_t divisor);
 
-// "avx512", "avx2" or "portable".
+// "avx512", "avx2", "neon" or "portable".
 std::string_view kernel_instruction_set();
 
 }  // namespace horon::ops

@@ -83,7 +83,16 @@ bool MpiMessages::take_if_over(Id id) {
   check_kept();
   if (requests_[id] != MPI_REQUEST_NULL) return false;
   free_.push_back(id);
+  // A look goes over all ids that there are: where the last is free they begin anew.
+  if (free_.size() == requests_.size()) clear();
   return true;
+}
+
+void MpiMessages::clear() {
+  requests_.clear();
+  free_.clear();
+  ended_.clear();
+  statuses_.clear();
 }
 
 }  // namespace horon::ops

@@ -36,6 +36,7 @@ class MpiMessages final : public Messages {
   using Send = decltype(&MPI_Isend);
   Id send_by(Send call, const char* name, int to, int tag, const std::byte* data, int64_t bytes);
   Id new_id();
+  void clear();  // of ids that are all free
   // Keeps the first error, and throws it whenever there is one.
   void check(int code, const char* call);
   void check_kept() const;

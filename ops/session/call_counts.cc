@@ -34,6 +34,13 @@ void CallCounts::forget(uint32_t set) {
   ++forgotten_[set];
 }
 
+void CallCounts::drop(uint32_t set) {
+  const std::lock_guard lock(mutex_);
+  const auto is_of_set = [set](const auto& count) { return count.first.first == set; };
+  std::erase_if(counts_, is_of_set);
+  std::erase_if(objects_, is_of_set);
+}
+
 uint64_t CallCounts::times_forgotten(uint32_t set) {
   const std::lock_guard lock(mutex_);
   const auto known = forgotten_.find(set);

@@ -37,6 +37,9 @@ class CallCounts {
   void keep_objects(std::string_view kind, uint32_t set);
   // A join() on this process set has ended: no call from before is under way on any of its ranks.
   void forget(uint32_t set);
+  // The set has been removed, or this rank has left it: nobody calls or makes anything there any
+  // more. Objects that outlive the set still see the same times_forgotten().
+  void drop(uint32_t set);
   // How often forget() has been called for this set, for callers that keep their own counts.
   uint64_t times_forgotten(uint32_t set);
 

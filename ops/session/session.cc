@@ -116,10 +116,16 @@ void order_sets_on_gpus() {
 
 void remove_process_set(const ProcessSet& set) {
   core::refuse_if_banned("remove_process_set()");
-  job().process_sets().remove(set);
+  ops::Job& running = job();
+  running.process_sets().remove(set);
+  running.call_counts().drop(set.id());
 }
 
-void leave_process_set(const ProcessSet& set) { job().process_sets().leave(set); }
+void leave_process_set(const ProcessSet& set) {
+  ops::Job& running = job();
+  running.process_sets().leave(set);
+  running.call_counts().drop(set.id());
+}
 
 std::vector<ProcessSet> process_sets() { return job().process_sets().all(); }
 
@@ -164,7 +170,6 @@ std::vector<BuildFact> build_facts() {
   return {{"horon", std::string(version())},
           {"mpi", core::MpiLibrary::version()},
           {"cpu kernels", std::string(ops::kernel_instruction_set())},
-          {"devices", "host"},
           {"cuda", ops::cuda_fact()},
           {"nccl", ops::nccl_fact()},
           {"collectives",

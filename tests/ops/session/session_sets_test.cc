@@ -148,6 +148,25 @@ TEST_F(SessionSets, LeaveNothingBehind) {
   EXPECT_EQ(process_sets().size(), 1U);
 }
 
+// A program may make and remove sets for as long as it runs.
+TEST_F(SessionSets, LeaveNoCounts) {
+  ops::CallCounts& counts = ops::call_counts();
+  const ProcessSet everybody = add_process_set(ProcessSet().ranks());
+  const uint32_t id = everybody.id();
+  EXPECT_EQ(counts.next_object("object", id), 0U);
+  (void)join(everybody);
+  EXPECT_EQ(counts.times_forgotten(id), 1U);
+  barrier_async(everybody).wait();
+  remove_process_set(everybody);
+  EXPECT_EQ(counts.next("barrier", id), 0U);
+  EXPECT_EQ(counts.next_object("object", id), 0U);
+  EXPECT_EQ(counts.times_forgotten(id), 1U) << "what outlives the set has seen no other join()";
+  const ProcessSet alone = add_process_set_among({rank()}, 7);
+  barrier_async(alone).wait();
+  leave_process_set(alone);
+  EXPECT_EQ(counts.next("barrier", alone.id()), 0U);
+}
+
 TEST_F(SessionSets, AreListedWhileOneIsMade) {
   std::atomic<bool> begun{false};
   std::thread adding;
