@@ -20,9 +20,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kBuckets = 4;
 constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
-constexpr int kWarmUps = 3;  // what comes again is frozen by then
+constexpr int kWarmUps = 3;  // a repeated call is frozen by then
 constexpr int kRepetitions = 7;
-// Of what a cable carries in the end; the rest are headers of Ethernet, IP and TCP.
+// The share of a cable's rate that is left for data; the rest are headers of Ethernet, IP and TCP.
 constexpr double kPayload = 0.949;
 
 double us_since(Clock::time_point begin) {
@@ -47,7 +47,7 @@ CostMeasurement::CostMeasurement(core::Runtime& runtime, MpiPeer& mpi, int64_t b
                                  Compression compression)
     : runtime_(runtime), mpi_(mpi), bucket_bytes_(bucket_bytes), compression_(compression) {}
 
-// Buckets of a number share their memory: no two of them are under way together.
+// Buckets with the same number share one buffer: no two of them are in flight at the same time.
 std::shared_ptr<core::HandleState> CostMeasurement::submit_one(int bucket, int64_t bytes) {
   core::EntrySpec spec;
   spec.kind = CollectiveKind::Allreduce;
@@ -71,7 +71,7 @@ CostMeasurement::Handles CostMeasurement::submit(int64_t bytes, int buckets) {
   return handles;
 }
 
-// Of the slowest rank.
+// Microseconds of the slowest rank.
 double CostMeasurement::time_us(int64_t bytes, int buckets) {
   mpi_.barrier();
   const auto begin = Clock::now();
@@ -100,7 +100,9 @@ double CostMeasurement::rounds_for(double us) {
   return mpi_.max({us / median(trials)}).front() * kTrialRounds;
 }
 
-// A computation that takes longer than the reduction of all buckets, alone and beside it, in turns.
+// Returns how much longer a computation takes for each byte that is reduced beside it. The
+// computation outlasts the reduction of all buckets; it runs alone and beside that reduction, in
+// turns.
 double CostMeasurement::compute_us_per_byte(double reduce_us) {
   const auto run = [&](int64_t rounds) {
     mpi_.barrier();

@@ -20,17 +20,17 @@ namespace horon::bench {
 // for, once with nothing else to do and once beside a computation.
 class CostMeasurement {
  public:
-  // What is given must outlive the object. `bucket_bytes`: the longest bucket. `compression`: of
-  // the buckets.
+  // `runtime` and `mpi` must outlive the object. `bucket_bytes` is the size of the longest bucket,
+  // `compression` that of the buckets.
   CostMeasurement(core::Runtime& runtime, MpiPeer& mpi, int64_t bucket_bytes,
                   Compression compression);
 
-  // Collective over all ranks; the same on all of them. Takes seconds.
+  // Collective over all ranks; returns the same on all of them. Takes seconds.
   AllreduceCost measure();
 
-  // A step made of arithmetic in the place of the model's: it fills the buckets when the model
-  // would, alone and with their reduction, in turns. Milliseconds of the slowest rank. Collective;
-  // the same on all ranks.
+  // Times a step in which arithmetic stands for the model: it fills the buckets when the model
+  // would. Steps without the reductions and with them take turns. The figures are milliseconds of
+  // the slowest rank. Collective over all ranks; returns the same on all of them.
   struct Rehearsal {
     double alone_ms = 0;
     double step_ms = 0;
@@ -44,7 +44,7 @@ class CostMeasurement {
   double median_us(int64_t bytes, int buckets);
   double time_us(int64_t bytes, int buckets);
   double compute_us_per_byte(double reduce_us);
-  // How often the arithmetic is repeated for so long a computation on all ranks.
+  // How often the arithmetic is repeated to take `us` microseconds; the same on all ranks.
   double rounds_for(double us);
 
   core::Runtime& runtime_;
@@ -54,7 +54,7 @@ class CostMeasurement {
   std::map<int, std::shared_ptr<std::byte>> memory_;  // [bucket]
 };
 
-// Of the network that is given. `allowed`: see cost_between_hosts().
+// The cost on the network that `given` describes. `allowed`: see cost_between_hosts().
 AllreduceCost cost_of_network(const PredictOptions& given, int64_t bucket_bytes,
                               double compute_us_per_byte, ops::WireType allowed);
 

@@ -12,7 +12,7 @@ namespace horon::bench {
 
 // Collective over the members of `mpi`, which tells them each other's addresses. `interface`: the
 // network interface ("lo", "eth0"), or empty: see find_gloo_place(). Null, with the reason in
-// `unavailable`, if it can't run this kind among these members, or if this program was built
+// `unavailable`, if Gloo can't run this kind among these members, or if this program was built
 // without Gloo. Throws what Gloo throws.
 std::unique_ptr<Peer> make_gloo_peer(MpiPeer& mpi, int rank, CollectiveKind kind,
                                      const std::string& interface, std::string& unavailable);

@@ -16,9 +16,9 @@ struct GlooPlace {
   std::string interface;    // of the network
   std::string unavailable;  // why there is none; empty if there is
 };
-// `hosts`: of each rank the name of its host. `interface`: the one that the user asks for, or
-// empty: "lo" if all ranks are on one host. On several the user must name one: the address of a
-// host's own name, which Gloo would take, is often one that only this host can reach.
+// `hosts` has the host name of each rank. `interface` is the one that the user asks for. If it is
+// empty, "lo" is taken if all ranks are on one host. On several hosts the user must name one: the
+// address of a host's own name, which Gloo would take, is often one that only this host can reach.
 GlooPlace find_gloo_place(CollectiveKind kind, const std::vector<std::string>& hosts,
                           const std::string& interface);
 

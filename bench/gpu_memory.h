@@ -10,13 +10,13 @@
 
 namespace horon::bench {
 
-// One thread.
+// Used by one thread.
 class GpuMemory {
  public:
   virtual ~GpuMemory() = default;
   virtual std::shared_ptr<std::byte> allocate(size_t bytes) = 0;
-  // Between memory of the host and of the device; `to` holds it when they return. They throw
-  // Error(OperationFailed).
+  // Copy from host memory to the device, and from the device to host memory. When they return, `to`
+  // holds the bytes. They throw Error(OperationFailed).
   virtual void write(std::byte* to, const std::byte* from, size_t bytes) = 0;
   virtual void read(std::byte* to, const std::byte* from, size_t bytes) = 0;
 };
@@ -24,8 +24,8 @@ class GpuMemory {
 // Throws Error(Config) if this program was built without CUDA.
 std::unique_ptr<GpuMemory> open_gpu_memory(const std::shared_ptr<ops::CudaApi>& cuda);
 
-// The GPU of this rank. Throws Error(Config), with the cure, if the job can't use those of its
-// ranks.
+// The GPU of this rank. Throws Error(Config), which says what to do, if the job can't use the GPUs
+// of its ranks.
 std::shared_ptr<ops::JobGpu> gpu_of_rank();
 
 }  // namespace horon::bench

@@ -24,7 +24,7 @@ using namespace horon;
 using ops::MoveLaunch;
 
 constexpr size_t kMiB = size_t{1} << 20;
-// Repetitions go through all of it, so that the cache holds nothing that comes again soon.
+// Repetitions walk through all of it, so that what they touch next is not in the cache.
 constexpr size_t kRegion = 1024 * kMiB;
 
 void check(const char* call, cudaError_t error) {
@@ -33,8 +33,8 @@ void check(const char* call, cudaError_t error) {
 }
 
 // One size of fusion buffer, and the tensors that it is made of. In the buffer they follow each
-// other without gaps: behind one of an odd number of elements the others are aligned to 4 bytes
-// only.
+// other without gaps: behind a tensor with an odd number of elements the next ones are aligned to 4
+// bytes only.
 struct Size {
   size_t bytes;
   size_t tensors;
@@ -73,8 +73,8 @@ bool is_copy(Contender contender) {
   return contender == Contender::Copy || contender == Contender::CopyOfCasts;
 }
 
-// From or to 16 bits: three quarters of the bytes are read and written, and so does the copy that
-// such a launch is compared with.
+// A launch from or to 16 bits reads and writes three quarters of the bytes. So does CopyOfCasts,
+// the copy that such a launch is compared with.
 bool moves_less(Contender contender) {
   return contender == Contender::CopyOfCasts || contender == Contender::Narrow ||
          contender == Contender::Widen;
@@ -96,8 +96,8 @@ MoveLaunch empty_launch(Contender contender) {
   }
 }
 
-// Where tensor `i` begins in the buffer, in elements. Those aligned to one element begin at odd
-// ones.
+// Where tensor `i` begins in the buffer, in elements. With a step of 1, all tensors but the first
+// begin at odd elements.
 size_t begin_of(size_t i, size_t elements, size_t tensors, size_t step) {
   const size_t begin = elements * i / tensors / step * step;
   return step == 1 && i > 0 && i < tensors ? begin | 1 : begin;
@@ -151,8 +151,8 @@ class Bench {
  private:
   cudaStream_t stream() const { return static_cast<cudaStream_t>(stream_); }
 
-  // The tensors lie in `from` in the reverse order, each where an allocator would put it: those of
-  // a program are no neighbours.
+  // The tensors lie in `from` in the reverse order, each where an allocator would put it: the
+  // tensors of a program are no neighbours either.
   MoveLaunch launch_at(Contender contender, const Size& size, size_t place) {
     MoveLaunch launch = empty_launch(contender);
     if (contender == Contender::ScaleAndCheck) {

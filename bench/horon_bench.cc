@@ -29,7 +29,7 @@ namespace {
 using namespace horon;
 using namespace horon::bench;
 
-// What could not be printed is told at the end (see main()).
+// A failure to print is told at the end (see main()).
 void print(const std::string& text) {
   (void)std::fputs(text.c_str(), stdout);
   (void)std::fflush(stdout);
@@ -39,12 +39,12 @@ void say(const std::string& text) {
   if (rank() == 0) print(text);
 }
 
-// The table and its like: not where standard output is for the JSON.
+// Prints the table and the like, unless standard output is for the JSON.
 void print_beside_json(const Options& options, const std::string& text) {
   if (options.json != "-") print(text);
 }
 
-// What a user must know, whatever else is printed.
+// What a user must know in any case: on standard error if standard output is for the JSON.
 void tell(const Options& options, const std::string& text) {
   if (options.json != "-") return print(text);
   (void)std::fputs(text.c_str(), stderr);
@@ -93,7 +93,8 @@ struct Measured {
   nlohmann::json report;  // null: nothing was measured
 };
 
-// Why there is nothing to compare with, although the user has asked for it; empty if there is.
+// Why the comparison that the user asks for is impossible; empty if it is possible, or if the user
+// asks for none.
 std::string fault_of_peers(const Options& options, const Peers& peers) {
   if (options.ratio_max > 0 && !peers.has(options.peers.front())) {
     return core::concat(peers.left_out(), "horon-bench: --ratio-max is for ",
@@ -113,7 +114,7 @@ std::string failure_text(const Options& options, const std::vector<Row>& rows) {
   return text;
 }
 
-// On the members of the set.
+// Runs on the members of the set.
 Measured measure_members(Options options, const ProcessSet& set, MpiPeer& mpi) {
   const bool speaks = set.rank() == 0;
   const auto say_of_set = [&](const std::string& text) {
@@ -155,7 +156,7 @@ int measure_collectives(const Options& options) {
   if (set.includes_me()) measured = measure_members(options, set, mpi);
   // The ranks that are not in the set sleep until the others are done.
   if (!set.is_world()) MpiPeer::meet_all_ranks();
-  // After that, since it may fail on this rank alone.
+  // After that meeting, since writing may fail on this rank alone.
   if (set.rank() == 0 && !measured.report.is_null()) write_json(options, measured.report);
   return measured.exit_code;
 }
@@ -197,7 +198,7 @@ nlohmann::json to_json(const StepPrediction& prediction, const AllreduceCost& co
           {"buckets", prediction.buckets}};
 }
 
-// In which buckets of float32 travel between hosts.
+// The type in which buckets of float32 travel between hosts.
 ops::WireType wire_type(const Options& options, const core::Config& config) {
   if (options.compression == Compression::Int8) return ops::WireType::int8_blocks();
   if (core::is_16_bit(options.compression)) return core::narrow_type(options.compression);
@@ -252,7 +253,7 @@ int predict(const Options& options) {
 }
 
 int run(int argc, char** argv) {
-  // What it says is printed after init(), because only rank 0 is to print.
+  // The text of --help or of an error is printed after init(), because only rank 0 is to print.
   const ParsedOptions parsed = parse_options(argc, argv);
   const Options& options = parsed.options;
   const auto& peers = options.peers;

@@ -11,8 +11,9 @@ namespace horon::bench {
 // the order of ranks.
 struct IdlePercents {
   std::vector<double> mean;
-  // Of ten parts of the time. A virtual machine that is stopped by its host counts the pause as CPU
-  // time of whoever ran: that is in one part, while a rank that polls is in all.
+  // The median over ten parts of the time. A virtual machine that its host stops counts the pause
+  // as CPU time of the process that ran. Such a pause is in one part, while polling of a rank is in
+  // all.
   std::vector<double> median;
 };
 

@@ -21,15 +21,15 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// With Options::seconds_max.
+// Options::seconds_max does not cut the repetitions to fewer than these.
 constexpr int kLeastRepetitions = 5;
-constexpr int kLeastWarmups = 4;  // until calls that come again are frozen
+constexpr int kLeastWarmups = 4;  // until repeated calls are frozen
 
 // A call of a smaller message is too short for the clock.
 constexpr int64_t kSingleCallBytes = 64 << 10;
 
 int calls_per_sample(int64_t bytes, DeviceKind device) {
-  // The host's part of a call shall hide behind the device's part of those before.
+  // Enough calls to hide the host's part of a call behind the device's part of the calls before.
   if (device == DeviceKind::Cuda) {
     return static_cast<int>(std::clamp<int64_t>((256 << 20) / bytes, 4, 20));
   }
@@ -82,7 +82,7 @@ std::vector<double> ratios(std::vector<double> horon, const std::vector<double>&
   return horon;
 }
 
-// Sums of float32 may be rounded on their way.
+// The narrowest type in which the values travel: sums of float32 may be rounded to it.
 DataType carried_type(const Options& options, const core::Config& config) {
   if (core::is_16_bit(options.compression)) return core::narrow_type(options.compression);
   if (options.compression == Compression::Int8) return DataType::Int8;
@@ -183,10 +183,11 @@ Placement Measurement::run_placement(const Shape& shape, bool in_place) {
   auto begin = Clock::now();
   const auto count = static_cast<int>(contenders.size());
   for (int i = -options_.warmup_iters; i < options_.iters; ++i) {
-    // What is slow in the first calls takes nothing of the time for those that count.
+    // The limit of time counts from the first timed repetition: slow first calls take nothing of
+    // it.
     if (i == 0) begin = Clock::now();
     for (int turn = 0; turn < count; ++turn) {
-      // Another one begins each time.
+      // Each repetition begins with another contender.
       const int first = (i + options_.warmup_iters) % count;
       Contender& contender = contenders[static_cast<size_t>((first + turn) % count)];
       const double sample = time_once(contender, calls);
@@ -227,7 +228,8 @@ std::vector<PeerTiming> Measurement::choose_peers(const Call& call, int calls,
     contenders.push_back({choice.peer, &call});
     result.push_back({kind, choice.algorithm, {}, {}});
     if (!options_.check) continue;
-    // A peer that does less than its work would look fast. It has no average.
+    // A peer that does only a part of its work would look fast. Peers have no average, so its
+    // result is not compared.
     (void)time_once(contenders.back(), 1);
     const bool comparable = !core::reduces(case_.kind) || options_.op != ReduceOp::Average;
     if (comparable && mpi_.sum(check(call)) > 0) {
@@ -238,8 +240,8 @@ std::vector<PeerTiming> Measurement::choose_peers(const Call& call, int calls,
   return result;
 }
 
-// After `repetitions` that were timed; below 0: so many untimed ones are left. `passed_s` is the
-// time since the first of these, or those.
+// `repetitions`: so many timed ones are over; if it is negative, so many warm-ups are left.
+// `passed_s`: the time since the first timed repetition, or since the first warm-up.
 bool Measurement::time_is_over(int repetitions, double passed_s) {
   if (options_.seconds_max == 0 || repetitions == 0) return false;
   if (repetitions > 0 && repetitions < kLeastRepetitions) return false;
@@ -296,8 +298,9 @@ double Measurement::time_once(const Contender& contender, int calls) {
   return std::max(0.0, passed_s - rewriting_s) / calls;
 }
 
-// Where ranks share a core, what one of them writes next would take the time of those that are
-// still in the collective. To write less takes no longer than to wake up.
+// Where ranks share a core, a rank that writes its next values takes CPU time from ranks that are
+// still in the collective, so it sleeps until all are out of it. To write fewer bytes than
+// kWrittenBytes takes no longer than to wake up.
 bool Measurement::rests_after(const Call& call) const {
   constexpr int64_t kWrittenBytes = 1 << 20;
   const core::CpuShare& share = ops::cpu_share();
@@ -308,8 +311,8 @@ bool Measurement::rests_after(const Call& call) const {
 double Measurement::time_on_gpu(Call call, int calls) {
   rewrite(call);
   if (calls > 1) {
-    // While the data was written, for milliseconds, Horon's thread has gone to sleep. To wake it up
-    // is no part of what follows in a program that trains.
+    // Writing the data took milliseconds, in which Horon's thread has gone to sleep. A program that
+    // trains does not find it asleep, so a call that is not timed wakes it up.
     call.waits_for_device = true;
     case_.run(runtime_, call);
   }

@@ -60,8 +60,8 @@ struct Row {
 
 class Measurement {
  public:
-  // Allocates the buffers for the largest size, and writes them once. On the members of `set`
-  // alone; what is given must outlive this object. `peers` may be null.
+  // Allocates the buffers for the largest size; those of the host are also written once. Only on
+  // the members of `set`. The arguments must outlive this object; `peers` may be null.
   Measurement(const Options& options, const ProcessSet& set, core::Runtime& runtime, MpiPeer& mpi,
               Peers* peers);
   ~Measurement();
@@ -86,7 +86,8 @@ class Measurement {
   bool rests_after(const Call& call) const;
   bool time_is_over(int repetitions, double passed_s);
   double time_on_gpu(Call call, int calls);
-  // New values into the input, and the result of the call from where it is.
+  // rewrite() puts new values into the call's input. result_of() returns the call's output, in
+  // memory of the host.
   void rewrite(const Call& call);
   const std::byte* result_of(const Call& call);
   void run(const Contender& contender);
@@ -104,7 +105,7 @@ class Measurement {
   const PeriodicData mine_;
   const std::vector<PeriodicData> expected_;
   std::unique_ptr<Buffers> buffers_;
-  // With Options::device Cuda.
+  // Null unless Options::device is Cuda.
   std::shared_ptr<ops::JobGpu> gpu_;
   std::unique_ptr<GpuMemory> gpu_memory_;
   std::vector<std::byte> staging_;

@@ -1,6 +1,6 @@
 // Models for timing a training step, each with one fixed batch: a small convolutional network,
-// ResNet-18, 200 small linear layers, a transformer, 2,000 tiny parameters; and, for GPUs, those of
-// the size of ResNet-50 and GPT-2.
+// ResNet-18, 200 small linear layers, a transformer, 2,000 tiny parameters; and, for GPUs, models
+// of the size of ResNet-50 and GPT-2.
 // ddp_training_step.py has the same models.
 #pragma once
 

@@ -119,7 +119,7 @@ void MpiAlgorithms::add_all_of(const std::string& collective, bool with_counts) 
   auto segment = Variable::find("coll_tuned_" + collective + "_algorithm_segmentsize");
   if (!algorithm) return;
   for (const auto& [number, name] : algorithm->values()) {
-    // Of 0 Open MPI chooses by itself. Some algorithms are for two ranks only.
+    // With 0 Open MPI chooses by itself. Some algorithms are for two ranks only.
     if (number == 0 || (name == "two_proc" && mpi_.size() != 2)) continue;
     std::vector<int64_t> segments = {0};
     if (segment && has_segments(name)) segments.insert(segments.end(), {64 * kKiB, 1024 * kKiB});

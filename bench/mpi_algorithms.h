@@ -25,17 +25,17 @@ class MpiAlgorithms {
   // Collective over the members of `mpi`, which must outlive the object.
   MpiAlgorithms(CollectiveKind kind, MpiPeer& mpi);
 
-  // Why there is nothing to choose from; empty if there is.
+  // Why there is no algorithm to choose; empty if there is one.
   const std::string& unavailable() const { return unavailable_; }
 
   struct Choice {
     MpiPeer* peer;
     std::string name;  // "ring", "segmented_ring 1 MiB", "default"
   };
-  // The best for messages of that size. `time` takes a time on all members and returns the same
-  // seconds on all. Every algorithm has one try, then those that came near the best two more; the
-  // least time counts. Call it with growing sizes: what has been far behind at a size of at least
-  // 1 MiB is not tried any more.
+  // The fastest algorithm for messages of `bytes`. `time` times a call of the given peer on all
+  // members, and returns the same seconds on all. Every algorithm is tried once, and those that
+  // came near the best twice more; the least time counts. Call it with growing sizes: an algorithm
+  // that was far behind at a size of at least 1 MiB is not tried again.
   Choice choose(int64_t bytes, const std::function<double(Peer&)>& time);
 
  private:

@@ -9,7 +9,7 @@
 namespace horon::bench {
 namespace {
 
-// With Horon's own kernels, so that what is compared is how the data travel.
+// Uses Horon's own kernels, so that a comparison is about how the data travel.
 template <DataType kDtype, ReduceOp kOp>
 void reduce_into(void* in, void* inout, int* count, MPI_Datatype* /*datatype*/) {
   ops::Reduction reduction;

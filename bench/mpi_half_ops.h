@@ -8,9 +8,9 @@
 
 namespace horon::bench {
 
-// An op on MPI_UINT16_T that takes the two bytes for a float of that type: adds in float32, and
-// rounds each sum. It lives as long as the process. `dtype` is Float16 or BFloat16; for Average it
-// is the sum.
+// An op on MPI_UINT16_T that takes the two bytes for a float of type `dtype`, Float16 or BFloat16.
+// It adds in float32 and rounds each sum. For Average it is the sum. It lives as long as the
+// process.
 MPI_Op mpi_half_op(DataType dtype, ReduceOp op);
 
 }  // namespace horon::bench

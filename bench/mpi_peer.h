@@ -24,16 +24,16 @@ class MpiPeer final : public Peer {
   ~MpiPeer() override;
   MpiPeer(const MpiPeer&) = delete;
   MpiPeer& operator=(const MpiPeer&) = delete;
-  // Of the same members, on a communicator of its own. Collective over them.
+  // A peer of the same members, on a communicator of its own. Collective over them.
   std::unique_ptr<MpiPeer> duplicate() const;
 
-  // reducescatter() calls MPI_Reduce_scatter, else MPI_Reduce_scatter_block: they have other
-  // algorithms.
+  // After this, reducescatter() calls MPI_Reduce_scatter instead of MPI_Reduce_scatter_block: MPI
+  // has other algorithms for it.
   void use_reduce_scatter_with_counts() { with_counts_ = true; }
 
   int size() const override;
-  // MPI has all kinds, types and ops: those of 16-bit floats are ops of ours (mpi_half_ops.h), and
-  // a sum of bool is an "or". A count above 2^31-1 aborts; Peers leaves MPI out before.
+  // MPI has all kinds, types and ops, but the ops on 16-bit floats are Horon's (mpi_half_ops.h),
+  // and a sum of bool is an "or". A count above 2^31-1 aborts; Peers leaves MPI out before that.
   void allreduce(const std::byte* input, std::byte* output, int64_t count, DataType dtype,
                  ReduceOp op) override;
   void broadcast(std::byte* data, int64_t count, DataType dtype, int root) override;
@@ -60,7 +60,7 @@ class MpiPeer final : public Peer {
   // Returns when all members have called it. Sleeps meanwhile, so that the core is free for members
   // that are not yet there: MPI_Barrier() may keep it.
   void rest_until_all_are_here();
-  // The same for all ranks of the job, members or not.
+  // Returns when all ranks of the job have called it, members or not. Sleeps meanwhile too.
   static void meet_all_ranks();
   // "Open MPI v4.1.4, ..."
   static std::string library_version();

@@ -26,7 +26,8 @@ std::map<std::string, Enum> names(int count) {
   return map;
 }
 
-// Our names, and the short ones of nccl-tests. No peer has Adasum, the last one.
+// Horon's names, and the short ones of nccl-tests. Adasum, the last op, is left out: no peer has
+// it.
 std::map<std::string, ReduceOp> op_names() {
   auto map = names<ReduceOp>(static_cast<int>(ReduceOp::Adasum));
   map.insert({{"avg", ReduceOp::Average},
@@ -63,7 +64,7 @@ void add_choice(CLI::App& app, const std::string& flags, Value& target,
 
 constexpr double kMost = 1e9;  // of seconds, milliseconds, ratios, ...: no infinity either
 
-// CLI11's own name the largest number there is, with its 309 digits.
+// CLI11's own validator names the largest number there is, with its 309 digits.
 CLI::Validator at_least(double least, const std::string& otherwise) {
   const auto find_fault = [=](const std::string& text) {
     double value = 0;
@@ -77,7 +78,7 @@ CLI::Validator positive() {
 }
 CLI::Validator not_negative() { return at_least(0, "is no number from 0 to 1e9"); }
 
-// Also of what does not fit: CLI11 would make the largest number of it.
+// Also refuses a number that does not fit: CLI11 would take the largest number instead.
 void add_bytes(CLI::App& app, const std::string& flags, int64_t& bytes, const std::string& what) {
   const auto find_fault = [](const std::string& text) {
     int64_t number = 0;

@@ -27,7 +27,7 @@ enum class PeerKind : uint8_t {
 };
 std::string_view to_string(PeerKind peer);
 
-// Which of the two forms of a collective; those that have one only run in that one.
+// Which form of a collective is timed; a collective that has only one runs in that one.
 enum class Form : uint8_t { Both, InPlace, OutOfPlace };
 
 // What a prediction is made for.
@@ -35,7 +35,7 @@ struct PredictOptions {
   TrainedModel model;  // without stages: nothing is to be predicted
   bool rehearse = false;
   bool network_given = false;
-  int hosts = 0;  // the next three: if the network is given
+  int hosts = 0;  // this and the next two count only if the network is given
   double gbit = 0;
   double delay_us = 0;
 };

@@ -16,17 +16,17 @@ namespace horon::bench {
 
 class Peers {
  public:
-  // Collective over the members of `mpi`, which must outlive the object. `rank`: of this process
-  // among them.
+  // Collective over the members of `mpi`, which must outlive the object. `rank`: the index of this
+  // process among them.
   Peers(const Options& options, MpiPeer& mpi, int rank);
 
-  // Those of options.peers that there are.
+  // The kinds of options.peers that can be timed.
   const std::vector<PeerKind>& kinds() const { return kinds_; }
   bool has(PeerKind kind) const { return std::ranges::find(kinds_, kind) != kinds_.end(); }
-  // Why others are left out: a line for each.
+  // A line for each kind that is left out, with the reason.
   const std::string& left_out() const { return left_out_; }
 
-  // What is to be timed as `kind` for messages of that size. For Tuned this takes times: see
+  // The peer that is timed as `kind` for messages of `bytes`. For Tuned, choose() calls `time`: see
   // MpiAlgorithms::choose().
   struct Choice {
     Peer* peer;
@@ -35,7 +35,7 @@ class Peers {
   Choice choose(PeerKind kind, int64_t bytes, const std::function<double(Peer&)>& time);
 
  private:
-  // Why it can't be timed; empty if it can.
+  // Why `kind` can't be timed; empty if it can.
   std::string open(PeerKind kind, const Options& options, int rank);
 
   MpiPeer& mpi_;

@@ -109,8 +109,8 @@ def time_calls(contenders, name, count, options):
             for _ in range(calls):
                 call(tensor, group)
             passed = time.perf_counter() - begin
-            # What this rank does next would take the time of those that are still in the
-            # collective, where they share a core. This barrier sleeps.
+            # Where ranks share a core, what this rank does next would take CPU time from ranks that
+            # are still in the collective. This barrier sleeps.
             hvd.barrier()
             if repetition >= warmup:
                 seconds[key].append(passed / calls)

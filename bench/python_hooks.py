@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What it saves that autograd knows of no hooks of Python on a parameter that has none.
+"""How much time it saves that autograd knows of no Python hooks on a parameter that has none.
 
     OMP_NUM_THREADS=1 PYTHONPATH=build/python mpirun -np 2 python bench/python_hooks.py
 

@@ -42,7 +42,7 @@ std::string memory_name(const Options& options) {
   return options.registered ? "registered" : "private";
 }
 
-// Why an op is chosen, without those that do other kinds.
+// Why each op of this kind is chosen or not.
 std::vector<std::string> reasons_of(const ProcessSet& set, CollectiveKind kind, DeviceKind device) {
   std::vector<std::string> lines = ops::explain_selection(set, kind, device);
   const std::string ending = core::concat("_", to_string(kind), ":");
@@ -50,12 +50,12 @@ std::vector<std::string> reasons_of(const ProcessSet& set, CollectiveKind kind, 
   return lines;
 }
 
-// Before the kind of memory; the set that every job has is not named.
+// Printed before the kind of memory. The set that every job has is not named.
 std::string set_name(const Options& options) {
   return options.has_own_set() ? "a process set of their own, " : "";
 }
 
-// Of this rank: "host a" or "host a device 0, NVIDIA H100".
+// Where this rank is: "host a" or "host a device 0, NVIDIA H100".
 std::string place_text(const Options& options) {
   if (options.device == DeviceKind::Host) return core::host_name();
   const auto gpu = ops::gpu();

@@ -26,7 +26,7 @@ double sum_of(const std::vector<GradientStage>& stages, double GradientStage::*f
       [=](double sum, const GradientStage& stage) { return sum + stage.*field; });
 }
 
-// The share of backward after which so many bytes of gradients are there.
+// The share of backward after which `bytes` of gradients are there.
 double share_at(const std::vector<GradientStage>& stages, double bytes) {
   double share = 0;
   for (const GradientStage& stage : stages) {
@@ -153,7 +153,7 @@ StepPrediction predict_step(const TrainedModel& model, const AllreduceCost& cost
   const double backward_us = alone_us - forward_us - optimizer_us;
   const double bytes = sum_of(model.stages, &GradientStage::bytes);
   const std::vector<FullBucket> full = full_buckets(model.stages, buckets);
-  // What travels during backward makes it longer, so that more travels during it.
+  // Bytes that travel during backward make it longer, so that more of them travel during it.
   double longer_us = backward_us;
   Traffic traffic;
   constexpr int kRounds = 50;

@@ -13,11 +13,11 @@
 
 namespace horon::bench {
 
-// Of one rank, with all ranks of the job at work.
+// For one rank, while all ranks of the job are at work.
 struct AllreduceCost {
   double latency_us = 0;           // until the first bytes are reduced
   double bytes_per_us = 1e9;       // from then on
-  double compute_us_per_byte = 0;  // by which computation takes longer that runs meanwhile
+  double compute_us_per_byte = 0;  // how much longer a computation beside it takes
 };
 
 struct Sample {
@@ -28,8 +28,9 @@ struct Sample {
 // messages count as much as large ones. Neither is negative. Needs samples of two sizes.
 AllreduceCost fit_cost(const std::vector<Sample>& samples);
 
-// Of hosts with one rank each that were not measured: the same algorithms on the given network, for
-// buckets of `bytes` of float32. `allowed`: as in ops::choose_wire_type().
+// The cost between hosts with one rank each. It is not measured, but computed for the algorithms
+// that Horon takes on the given network, for buckets of `bytes` of float32. `allowed`: as in
+// ops::choose_wire_type().
 AllreduceCost cost_between_hosts(int hosts, int64_t bytes, const ops::MachineConstants& constants,
                                  double compute_us_per_byte,
                                  ops::WireType allowed = DataType::Float32);
@@ -43,7 +44,7 @@ struct GradientStage {
 struct TrainedModel {
   std::vector<GradientStage> stages;
   double alone_ms = 0;             // a step without communication
-  double forward_share = 1.0 / 3;  // of it, and what is left is backward
+  double forward_share = 1.0 / 3;  // of alone_ms; the rest, without the optimizer, is backward
   double optimizer_share = 0.05;
 };
 // "33.5M:0.3,8.4M:0.3,2.8M:0.4" (bytes: share of backward) or "44.7M". K, M, G are powers of 1000.
@@ -55,7 +56,7 @@ struct Buckets {
   double bytes = 0;
 };
 
-// Of each bucket its bytes, and the share of backward after which it is full.
+// A bucket's bytes, and the share of backward after which it is full.
 struct FullBucket {
   double bytes = 0;
   double share = 0;
@@ -65,7 +66,7 @@ std::vector<FullBucket> full_buckets(const std::vector<GradientStage>& stages,
 
 struct StepPrediction {
   double step_ms = 0;
-  double compute_ms = 0;        // with what communication takes from it
+  double compute_ms = 0;        // including what communication adds to it
   double communication_ms = 0;  // of all buckets, if nothing else ran
   double exposed_ms = 0;        // that backward does not hide
   int buckets = 0;

@@ -84,7 +84,8 @@ void measure(bench::MpiPeer& mpi, const Options& options) {
   for (int64_t i = 0; i < tensors; ++i) group.push_back(at::zeros({bytes / 4}));
   compare(mpi, "grouped_allreduce_ of 64 tensors", tensors * bytes, options,
           [&] { grouped_allreduce_(group, {.name = "group", .op = ReduceOp::Sum}); });
-  // Last: each number is a name of its own, and they take the places of all names that come again.
+  // This comes last: each call without a name gets a new number as its name, and these names take
+  // the places of all names that come again.
   at::Tensor x = at::zeros({1});
   compare(mpi, "allreduce_ without a name", 4, options,
           [&] { allreduce_(x, {.op = ReduceOp::Sum}); });

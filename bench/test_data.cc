@@ -235,8 +235,8 @@ PeriodicData TestData::reduced() const {
   const bool rounds = average || ranks_ > exact_limit(carried_);
   const bool in_blocks = is_floating(dtype_) && carried_ == DataType::Int8;
   if (!in_blocks) return {result, dtype_, {.relative = rounds ? 2 * epsilon(carried_) : 0}};
-  // The sums of the hosts together, and then the result, by half a step, which is 1/254 of the
-  // largest value of a block.
+  // The sums of the hosts are rounded by half a step together, and then the result by another half.
+  // Half a step is 1/254 of the largest value of a block.
   const double largest = std::max(exact_limit(carried_), static_cast<double>(ranks_));
   return {result, dtype_, {.absolute = 2 * largest / 254 / (average ? ranks_ : 1) * 1.001}};
 }

@@ -44,9 +44,9 @@ class PeriodicData {
 // The inputs of each rank and the expected results.
 class TestData {
  public:
-  // `carried`: the narrowest type in which the values travel (HORON_WIRE_DTYPE, --compression); it
-  // holds them all, so that a sum is exact all the same. But float32 in blocks of int8 may be off
-  // by 1 where all values are at most 127.
+  // `carried`: the narrowest type in which the values travel (HORON_WIRE_DTYPE, --compression). It
+  // holds all the values, so a sum is exact all the same. Only float32 in blocks of int8 may be
+  // off, by 1 where all values are at most 127.
   TestData(DataType dtype, ReduceOp op, int ranks, DataType carried);
   TestData(DataType dtype, ReduceOp op, int ranks) : TestData(dtype, op, ranks, dtype) {}
 

@@ -135,7 +135,8 @@ namespace {
 // What the buckets of a reducer send, without the model.
 class BareAllreduces {
  public:
-  // As long as the buckets of the next rounds of `distributed`; call it before the first one.
+  // Makes tensors as long as the buckets of the next rounds of `distributed`; call it before the
+  // first of these rounds.
   template <class Opt>
   void learn(DistributedOptimizer<Opt>& distributed, at::Device device) {
     distributed.before_bucket([this, device](const BucketView& bucket) {
@@ -258,7 +259,7 @@ class MoreContenders {
     if (local_) contenders.push_back({"local_sgd", [this] { local_->step(); }});
     if (power_sgd_) contenders.push_back({"power_sgd", [this] { power_sgd_->step(); }});
   }
-  // At the end.
+  // Call it at the end: it averages the replicas of LocalSgd.
   bool have_equal_ranks() {
     if (local_) local_->local.average();
     for (const ShuffledTraining<Opt>& training : shuffled_) {
@@ -294,7 +295,7 @@ TrainingTimes time_optimizer(const std::string& name, const Options& options,
     train(shared, distributed, [&] { distributed.step(); });
   };
   BareAllreduces gradients;
-  // A rank that is alone has no buckets, but makes some for whoever wants to learn of them.
+  // A rank that is alone has no buckets, but makes some if learn() asks for them.
   const bool reduces = size() > 1 || plan.buckets;
   if (reduces) gradients.learn(distributed, plan.device);
   std::vector<Contender> contenders{
@@ -307,7 +308,7 @@ TrainingTimes time_optimizer(const std::string& name, const Options& options,
          peer.barrier();
        }},
   };
-  // Behind a step of Horon, which has shown them.
+  // This one comes after `horon`, whose steps have shown it the buckets.
   if (reduces) contenders.push_back({"gradients", [&] { gradients.reduce(); }});
   // Autotuning would take a fused step for the same step with better buckets.
   const bool fuses = plan.device.is_cpu() && !ops::runtime().config().autotune;

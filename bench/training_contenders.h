@@ -43,12 +43,12 @@ struct TrainingTimes {
   //                without learn_bucket_order, if asked for
   //   local_sgd    LibTorch's step and LocalSgd, if asked for
   //   power_sgd    PowerSgd and LibTorch's step, if asked for
-  //   gradients    allreduces as long as the first buckets of `horon`, without a step; not on one
-  //                rank, which has no buckets, unless it is to have some
-  // On GPUs, and where HORON_AUTOTUNE is on, without those whose step is fused.
+  //   gradients    allreduces as long as the first buckets of `horon`, without a step; on one rank,
+  //                which has no buckets, only with TrainingPlan::buckets
+  // On GPUs, and where HORON_AUTOTUNE is on, the contenders with a fused step are left out.
   std::map<std::string, std::vector<double>> seconds;
   // The same for the CPU time of all threads of a rank, which depends less on what else the machine
-  // does. A rank that waits for others may use it too.
+  // does. A rank that waits for other ranks may use CPU time too.
   std::map<std::string, std::vector<double>> cpu_seconds;
   double exposed_s = 0;      // seconds per step that the program waited for Horon's communication
   bool ranks_agree = false;  // after all steps of Horon the parameters are equal, bit by bit
@@ -56,9 +56,9 @@ struct TrainingTimes {
   // Of each block: the time of one contender over that of the other.
   std::vector<double> ratios(const std::string& contender, const std::string& base) const;
   std::vector<double> cpu_ratios(const std::string& contender, const std::string& base) const;
-  // Of each block: how much of the time of the allreduces alone the steps hide. 1: all of it, 0:
-  // the step takes as long as one without communication and the allreduces behind each other. Only
-  // with `gradients`.
+  // For each block: which share of the time of the allreduces alone the steps hide. 1: all of it;
+  // 0: a step takes as long as `floor` and `gradients` one after the other. Only if `gradients` was
+  // timed.
   std::vector<double> hidden() const;
 };
 

@@ -10,14 +10,14 @@ import threading
 # mpirun frames what it says in lines of dashes.
 FRAME = re.compile(rb"-{60,}")
 NOTICE_LINES_MAX = 40
-# How the notices begin that Ends.takes().
+# The beginnings of the notices that Ends.takes() reads.
 BEGIN_OF_NOTICE = re.compile(
     rb"Primary job +terminated normally, but|\S+ (noticed that process rank|"
     rb"detected that one or more processes|has exited due to process rank|"
     rb"has lost communication with a remote daemon)|Sorry! +You were supposed to get help about:")
-# What it says on Ubuntu 26.04, where it does not find the files of its words: their name alone.
+# On Ubuntu 26.04 mpirun does not find the files of its texts: it says this and the text's name.
 NAME_OF_WORDS = rb"You were supposed to get help about:\s+"
-# What it says when a rank has failed, and which rank it was; and that it has ended the others.
+# What mpirun says when a rank has failed, with its number; and when it has ended the others.
 FAILED_RANK = re.compile(rb"noticed that process rank (\d+) with PID|"
                          rb"The first process to do so was:\s+Process name: \[.*,(\d+)\]")
 HAS_ABORTED = re.compile(rb"Primary job +terminated normally, but|" + NAME_OF_WORDS +
@@ -28,14 +28,15 @@ WITHOUT_FINALIZE = re.compile(
 CALLED_ABORT = re.compile(
     rb'has exited due to process rank \d+ with PID \d+ on\s+node \S+ calling\s+"abort"|' +
     NAME_OF_WORDS + rb"prun:proc-")
-# Then it ends the job; Open MPI 5 with exit code 0, if no rank has failed before.
+# After that mpirun ends the job; Open MPI 5 with exit code 0, if no rank has failed before.
 HAS_LOST_A_HOST = re.compile(rb"has lost communication with a remote daemon|" + NAME_OF_WORDS +
                              rb"errmgr-base:node-died")
-# With which mpirun ends the ranks that are left; of the first one it says so. A rank that first
-# saves what it has, or is a shell, may exit with 128 and the signal.
+# The signals with which mpirun ends the ranks that are left. If the rank that failed first has died
+# of one of them, mpirun names it. A rank that first saves what it has, or is a shell, may exit with
+# 128 plus the signal's number instead.
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 END = re.compile(rb"([^\x1e]*) (\d{1,5})")  # host and wait status, in a record of horonrun_rank
-# No last words: what stands behind them, and what a program says at its begin.
+# Lines that are no last words: what follows them, and what a program says when it begins.
 NO_WORDS = re.compile(rb"\s*|frame #\d+: .*|Exception raised from .*\(most recent call first\):|"
                       rb"\[\S+:\d+\] .*|horon \[\d+\] info: .*", re.DOTALL)
 BYTES_KEPT = 300  # of last words
@@ -71,7 +72,7 @@ class Ends:
             self.last_words[rank, stream] = text
 
     def takes(self, notice):
-        """Whether the notice need not be shown at once."""
+        """Learns how ranks ended. Returns whether the notice need not be shown at once."""
         if failed := FAILED_RANK.search(notice):
             self.first = int(failed[1] or failed[2])
         elif improper := WITHOUT_FINALIZE.search(notice):
@@ -125,7 +126,7 @@ class Ends:
         return sorted(ranks, key=lambda rank: (rank != self.first, rank not in killed))
 
     def killed_ranks(self):
-        """Not by mpirun, which does not leave a horonrun_rank that could tell of it."""
+        """Killed, but not by mpirun, which leaves no horonrun_rank that could tell of the end."""
         return [rank for rank, (_, status) in list(self.ended.items())
                 if self.has_named_an_abort and status == signal.SIGKILL]
 
@@ -156,7 +157,7 @@ def has_ended(status):
 
 
 def signal_of(status):
-    """That has ended a rank, or of which its exit code tells."""
+    """The signal that has ended a rank, or that its exit code stands for."""
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status) - 128
 
 
@@ -173,8 +174,8 @@ def as_ranges(ranks):
 
 
 class Notices:
-    """Finds what mpirun says in frames, in the lines of one of its outputs. A line of dashes may
-    stand alone, as in what ssh says: only a line that mpirun begins with makes it a frame."""
+    """Finds mpirun's framed notices in the lines of one of its outputs. A line of dashes may stand
+    alone, as in what ssh says: it is a frame only if a line with which a notice begins follows."""
 
     def __init__(self, ends):
         self.ends = ends

@@ -35,7 +35,7 @@ MCA_SETTINGS = {
 # With these, a rank that fails does not end the job.
 GOES_ON_AFTER_A_FAILURE = re.compile("(OMPI_MCA_|PRTE_MCA_)?(--?enable-recovery|--?continuous|"
                                      "--?with-ft|.*abort_on_non_zero.*|.*recover.*)")
-SECONDS_TO_END = 60  # a job that a rank's failure has ended, the ranks of other hosts too
+SECONDS_TO_END = 60  # for mpirun to end a job after a rank has failed, on other hosts too
 # In a job of a batch system, mpirun asks that system for the hosts.
 BATCH_SYSTEMS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE")
 # Ways to name hosts that are mpirun's own: arguments, and variables of its default hostfile, which
@@ -45,18 +45,18 @@ NAMES_HOSTS = re.compile("-H|--?(host|hostfile|machinefile|default-hostfile)")
 WORKING_FOLDER = re.compile("--?wd(ir)?")
 DEFAULT_HOSTFILE = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
 RANK_PROGRAM = os.path.join(os.path.dirname(os.path.realpath(__file__)), "horonrun_rank")
-# What ranks of this host write does not pass through mpirun, so these would have no effect on it;
-# and what mpirun adds to lines of other hosts would hide from horonrun whose they are.
+# What ranks of this host write does not pass through mpirun, so these options would have no effect
+# on it. What mpirun adds to lines of other hosts would hide from horonrun whose lines they are.
 OUTPUT_OPTIONS = re.compile("--?(merge-stderr-to-stdout|output-filename|tag-output|"
                             "timestamp-output|xml|xml-file|xterm)")
-# Without which a program starts differently on other hosts, or finds another network there.
+# Variables without which a program starts differently on other hosts, or finds another network.
 PASSED = re.compile("(HORON|NCCL|UCX|FI)_.*|(OMP_NUM_THREADS|PYTHONPATH|LD_LIBRARY_PATH)$")
 WITH_A_VALUE = ("-np", "-n", "--np", "--num-proc", "-H", "-host", "--host", "--hosts", "-hostfile",
                 "--hostfile", "-x", "--timeline", "--mpi-args", "--max-restarts", "--reset-limit",
                 "--commits",
                 "--host-discovery-script", "--min-np", "--min-num-proc", "--max-np",
                 "--max-num-proc", "--slots-per-host", "--slots", "--elastic-timeout")
-# More on one host is a slip of the finger, with which mpirun would fill the memory.
+# More ranks on one host are a mistake, with which mpirun would fill the memory.
 RANKS_MAX = max(4096, 64 * (os.cpu_count() or 1))
 
 
@@ -119,8 +119,8 @@ def add_elastic_options(group):
 
 
 def with_joined_mpi_args(arguments):
-    """As --mpi-args=TEXT: behind a space, argparse takes a word like --oversubscribe as one of its
-    own options. What follows the program is the program's."""
+    """Makes --mpi-args=TEXT of "--mpi-args TEXT": behind a space, argparse takes a word like
+    --oversubscribe as one of its own options. What follows the program is left as it is."""
     result = list(arguments)
     i = 0
     while i < len(result) and result[i].startswith("-") and result[i] != "--":
@@ -140,7 +140,7 @@ def slots_of_slurm(environment):
 
 
 def take_ranks_of_slurm(options, environment):
-    """Where neither ranks nor hosts are given."""
+    """Takes as many ranks as Slurm has tasks, where neither ranks nor hosts are given."""
     places = (options.ranks, options.hosts, options.hostfile, options.host_discovery_script)
     if any(each is not None for each in places):
         return
@@ -150,9 +150,9 @@ def take_ranks_of_slurm(options, environment):
 
 
 def variables_for_slurm(environment):
-    """For mpirun, which starts a step of Slurm's on the other hosts. That would wait in silence for
-    the CPUs of another step: a shell (srun --pty bash), or a start of the job that has lost a host
-    and for Slurm has not ended there."""
+    """For mpirun, which starts a step of Slurm's on the other hosts. Without SLURM_OVERLAP that
+    step would wait in silence for CPUs of another step: a shell (srun --pty bash), or an earlier
+    start of the job, which has lost a host and for Slurm has not ended there."""
     has_choice = "SLURM_JOB_ID" not in environment or "SLURM_OVERLAP" in environment
     return {} if has_choice else {"SLURM_OVERLAP": "1"}
 
@@ -196,7 +196,7 @@ def slots_of_file(name):
     for number, line in enumerate(lines, start=1):
         def refuse(reason, line_number=number):
             raise UsageError(f"--hostfile {name}, line {line_number}: {reason}")
-        # Of these, mpirun says that it has an internal error.
+        # Of such lines, mpirun says that it has an internal error.
         if "\r" in line:
             refuse("it ends as lines of Windows do, which mpirun can't read (dos2unix helps)")
         if host := re.match(r"\s*([^\s:]+):([0-9]+)\s*$", line):
@@ -298,7 +298,7 @@ def more_arguments(options):
 
 
 def seconds_to_end(options, environment):
-    """How long mpirun may take behind the failure of a rank; None: the job may go on."""
+    """How long mpirun may take after the failure of a rank; None: the job may go on."""
     words = more_arguments(options)
     if any(map(GOES_ON_AFTER_A_FAILURE.fullmatch, [*words, *environment])):
         return None
@@ -327,7 +327,7 @@ def rank_program(options, words, environment):
         return [sys.executable, "-IS", RANK_PROGRAM]
     folder = []
     if not any(map(WORKING_FOLDER.fullmatch, words)):
-        with contextlib.suppress(OSError):  # it has been removed
+        with contextlib.suppress(OSError):  # the folder has been removed
             folder = ["-x", f"HORONRUN_FOLDER={os.getcwd()}"]
     # On another host, this Python may be missing.
     return [*folder, "python3", "-IS", RANK_PROGRAM]

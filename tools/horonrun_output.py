@@ -13,7 +13,7 @@ import time
 
 from horonrun_ends import Notices
 
-# Of horonrun_rank, which explains it.
+# A record of horonrun_rank, whose docstring explains it.
 RECORD = re.compile(rb"\x1e([oeOEpfqgx])(\d{1,9}) (.*)", re.DOTALL)
 END_OF_RANK = b"x"
 # Open MPI 5 writes it behind the newline of what it says, so that the next line begins with it.
@@ -40,7 +40,7 @@ class Output:
         self.has_lost = False
 
     def write_lines(self, lines):
-        """lines: (rank, or None if it is to stand as it is; text; its end, or nothing)"""
+        """lines: (rank, text, its end); None as rank: write it without one; the end may be empty"""
         with self.screen.lock:
             self.write_all(b"".join(itertools.starmap(self.formatted, lines)))
 
@@ -56,7 +56,7 @@ class Output:
             while data:
                 try:
                     data = data[os.write(self.descriptor, data):]
-                except BlockingIOError:  # another process has set it so
+                except BlockingIOError:  # another process has made it non-blocking
                     select.select([], [self.descriptor], [])
         except BrokenPipeError:
             pass  # the reader wants no more
@@ -79,7 +79,7 @@ def is_one_terminal(*descriptors):
 
 
 class LineCopy(threading.Thread):
-    """Copies lines to an output. The records of horonrun_rank say themselves to which."""
+    """Copies lines to an output. A record of horonrun_rank names its output itself."""
 
     def __init__(self, source, output, outputs, ends):
         super().__init__(daemon=True)
@@ -170,7 +170,8 @@ class Copies:
             self.copies[-1].start()
 
     def finish(self, ranks_may_live):
-        """Ranks that live on may write for ever."""
+        """Waits for the rest: of each source at most 2 s if ranks live on, which may write for
+        ever."""
         os.close(self.ranks_end)
         for copy in self.copies:
             if ranks_may_live:
@@ -203,7 +204,8 @@ class TerminalInput:
             self.receiver = None
 
     def copy(self):
-        # While another job of the shell has the terminal, a read is an error, and stops nobody.
+        # While another job of the shell has the terminal, a read then fails instead of stopping
+        # horonrun.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTIN])
         while True:
             try:

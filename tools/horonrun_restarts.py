@@ -83,7 +83,7 @@ class Plan:
         return min(self.ranks_max, sum(hosts.values()))
 
     def ranks_of_hosts(self, hosts):
-        """How many each host gets, which fills one after the other."""
+        """How many ranks each host gets. Hosts are filled one after the other."""
         left = self.ranks_on(hosts)
         result = {}
         for host, slots in hosts.items():
@@ -95,11 +95,11 @@ class Plan:
         return code == EXIT_CODE_OF_NEW_HOSTS and os.path.exists(self.sign_of_hosts)
 
     def clear(self):
-        """Of what a job leaves, all that a next start of it does not need."""
+        """Removes the files of a start of the job that the next start does not need."""
         unlink([self.sign_of_hosts, *self.files_of_commits("[0-9]*.new")])
 
     def files_of_commits(self, pattern="*[0-9]"):
-        """One for each state that the job keeps, by its number, and the latest last."""
+        """One file for each state that the job keeps, in the order of numbers, the latest last."""
         names = glob.glob(f"{glob.escape(self.commits)}.{pattern}")
         return sorted(names, key=lambda name: (len(name), name))
 
@@ -129,7 +129,7 @@ def number(option, text, default, least=1):
 def outputs_of(script, stopped):
     """(exit code, standard output, standard error). Raises TimeoutExpired also if `stopped()`."""
     deadline = time.monotonic() + SECONDS_OF_A_SCRIPT
-    # The standard input is rank 0's.
+    # Standard input belongs to rank 0.
     with subprocess.Popen([script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True) as asked:
         while True:
@@ -192,8 +192,8 @@ class HostDiscovery:
 
 
 class HostWatch(threading.Thread):
-    """While a job runs: leaves a sign, which its ranks look for when they commit, if it could have
-    more ranks, or a host is no longer there."""
+    """While a job runs: leaves a sign if the job could have more ranks, or if a host is no longer
+    there. The ranks look for the sign when they commit."""
 
     def __init__(self, discovery, hosts):
         super().__init__(daemon=True)

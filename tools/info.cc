@@ -49,13 +49,13 @@ bool has_launcher() {
   return has("OMPI_COMM_WORLD_RANK") || has("PMIX_RANK") || has("PMI_RANK");
 }
 
-// Why there is none, where that is a mistake; else empty.
+// Why there is no job, where that is a mistake; else empty.
 std::string fault_of_launcher() {
   const std::string fault = horon::core::launch_fault(1);
   return !fault.empty() ? fault : horon::core::missing_pmix(horon::core::MpiLibrary::version());
 }
 
-// What `calls` barriers have cost this rank, when some before them have been negotiated.
+// What `calls` barriers cost this rank in messages, after a few others have been negotiated.
 Json protocol_json() {
   constexpr int warm_up = 10;
   constexpr int calls = 1000;
@@ -63,7 +63,7 @@ Json protocol_json() {
   const horon::Statistics before = horon::statistics();
   for (int i = 0; i < calls; ++i) horon::barrier();
   const horon::Statistics after = horon::statistics();
-  horon::barrier();  // a rank that shuts down sends messages
+  horon::barrier();  // to shut down costs messages: no rank does it before all have counted
   Json counts = {{"barriers", calls}};
   for (const auto& [name, field] : horon::kStatisticNames) {
     counts[std::string(name)] = after.*field - before.*field;
@@ -90,7 +90,7 @@ Json between_hosts_json(const horon::core::Topology& topology,
   return lines;
 }
 
-// What algorithms are chosen by, and which are chosen.
+// The constants by which algorithms are chosen, and the choices.
 Json choices_json() {
   const horon::ops::JobConstants& found = horon::ops::constants();
   return {{"handoff_us", found.constants.handoff_us},

@@ -3,10 +3,10 @@
 
 usage: static_analysis.py BUILD_FOLDER JOBS    (the folder of `cmake --preset tidy`)
 
-To read the headers takes longer than to check a source, so the sources of a batch of CMake's unity
-build are read as one. They are copied into it: of what is included, clang's analyzer looks at no
-function, and told to look at them it looks at the standard library's too, in every batch. The
-headers of Horon are one more batch, where it is told so.
+Reading the headers takes longer than checking a source, so the sources of a batch of CMake's unity
+build are read as one. They are copied into it: clang's analyzer looks at no function of an included
+file; told to look at them, it looks at those of the standard library too, in every batch. The
+headers of Horon are one more batch, for which it is told so.
 """
 
 import concurrent.futures
@@ -23,7 +23,7 @@ WITH_HEADERS = [*BOUNDED, "-Xclang", "-analyzer-opt-analyze-headers"]
 
 
 def merge(batch):
-    """Copies the batch's sources into it; where each line comes from."""
+    """Copies the batch's sources into it. Returns for each line the source and the number there."""
     lines, places = [], []
     for line in batch.read_text().splitlines():
         included = INCLUDED.fullmatch(line)
@@ -66,7 +66,7 @@ def main():
     database = build / "compile_commands.json"
     commands = [c for c in json.loads(database.read_text())
                 if pathlib.Path(c["file"]).suffix in (".cc", ".cxx")]
-    # What is a template for kernels in a header shows only where a source makes kernels of it.
+    # A template for kernels in a header is checked only where a source makes kernels of it.
     todo = [(headers_of(commands, build), WITH_HEADERS)]
     places = {}
     for command in commands[:-1]:

@@ -1,6 +1,6 @@
 // What negotiation costs jobs of up to 100,000 ranks: the coordinator, which hears everybody, and
-// one member. Their controllers run in this thread. The other ranks are messages and counts of the
-// gate, as that member would make them; what they cost is not in the figures.
+// one member. Their controllers run in this thread. The other ranks exist only as messages and as
+// counts of the gate, as that member would make them; what they cost is not in the figures.
 //
 // The time is that of the coordinator for one step of so many tensors, each an entry of its own.
 #include <array>
@@ -169,7 +169,7 @@ BENCHMARK_CAPTURE(controller_scale, cold, Phase::Cold)
     ->Apply([](auto* bench) { sizes(bench, 10'000); }) -> Iterations(3) -> UseManualTime();
 BENCHMARK_CAPTURE(controller_scale, cached, Phase::Cached)
     ->Apply([](auto* bench) { sizes(bench, 10'000); }) -> UseManualTime();
-// As many as a gate has counters for.
+// Up to as many tensors as a gate has counters for.
 BENCHMARK_CAPTURE(controller_scale, frozen, Phase::Frozen)
     ->Apply([](auto* bench) { sizes(bench, 1'000); }) -> UseManualTime();
 

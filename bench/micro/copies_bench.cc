@@ -1,5 +1,5 @@
-// What a copy costs: of one process, past its caches, and by the kernel, as between the private
-// memories of two processes. In bytes copied per second, by one thread and by two.
+// What a copy costs: within one process, the same past its caches, and by the kernel, as between
+// the private memories of two processes. In bytes copied per second, by one thread and by two.
 #include <cstddef>
 #include <cstdint>
 #include <unistd.h>
@@ -25,8 +25,8 @@ bool streamed(std::byte* to, const std::byte* from, size_t bytes) {
   ops::stream_copy(to, from, bytes);
   return true;
 }
-// For the kernel another process is as this one is, but two threads share the lock on this one's
-// memory, as two ranks don't: their figure is what two ranks reach at least.
+// The kernel reads this process as it would read another one. But two threads share the lock on
+// this process's memory, which two ranks don't: two ranks reach at least the figure of two threads.
 bool kernel_read(std::byte* to, const std::byte* from, size_t bytes) {
   return core::read_process(getpid(), to, reinterpret_cast<uint64_t>(from), bytes) == 0;
 }

@@ -41,7 +41,7 @@ ONLY_OUT_OF_PLACE = ("allgather", "reducescatter", "alltoall", "gather", "scatte
 
 def check_placement(place, size, peers):
     expect(place["nwrong"] == 0, f"wrong values: {place}")
-    # Less the time that rewriting took by itself: on a busy machine that may leave nothing of one.
+    # The time of rewriting is subtracted: on a busy machine that may leave nothing of a time.
     expect(0 <= place["time_min"] <= place["time"] <= place["time_p99"], f"no times: {place}")
     expect(place["time"] > 0, f"no times: {place}")
     expect((place["alg_bw"] > 0) == (size > 0) and place["bus_bw"] >= 0, f"no bandwidth: {place}")
@@ -61,7 +61,7 @@ def check_sizes(config, sizes):
 
 
 def peers_asked_for(command, output):
-    """Those of the command line, less those that the program says it has left out."""
+    """The peers of the command line, without those that the program says it has left out."""
     if "--peer" not in command:
         return []
     asked = command[command.index("--peer") + 1].split(",")
@@ -183,7 +183,7 @@ def check_refused(command, ranks):
         "--predict 44.7M --alone-ms 1": "--network",
         "--predict 44.7M --alone-ms 1 --network 4,10,0 --rehearse": "--rehearse",
     }
-    # A few of those that the test of the options has, and all that only a job can find.
+    # A few of the arguments in the test of the options, and all faults that only a job can find.
     wrong = on_one_rank if ranks == 1 else {
         "--no-such-option": "no-such-option",
         "-d float31": "float31",

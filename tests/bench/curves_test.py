@@ -12,7 +12,7 @@ import tempfile
 import unittest
 
 CURVES = pathlib.Path(__file__).resolve().parents[2] / "bench/curves"
-# Twice as fast as MPI; in a scatter a fifth slower than its best algorithm.
+# Twice as fast as MPI; in a scatter a fifth slower than the best algorithm of MPI.
 PROGRAM = '''#!/usr/bin/env python3
 import json, sys
 value = lambda name: sys.argv[sys.argv.index(name) + 1]

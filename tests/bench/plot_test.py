@@ -48,7 +48,7 @@ def check_unreadable_files(test, program):
 
 
 def check_odd_pictures(test, program, source):
-    """Paths with what shells and gnuplot read as their own, and what is no file."""
+    """A path with characters that shells and gnuplot interpret; a link, and what is no file."""
     with tempfile.TemporaryDirectory() as folder:
         def plot(picture):
             return subprocess.run([BENCH / program, source, picture], capture_output=True,

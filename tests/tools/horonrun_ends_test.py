@@ -24,11 +24,12 @@ CLEAN = {name: value for name, value in os.environ.items()
 HOST = os.uname().nodename
 VERSION = subprocess.run(["mpirun", "--version"], capture_output=True, text=True,
                          check=False).stdout
-# How rank 0 ends, what mpirun says of it, and horonrun. Open MPI 5 is silent about an exit code.
+# How rank 0 ends, what mpirun says of it, and what horonrun says. Open MPI 5 is silent about an
+# exit code.
 DIES, MPIRUN_SAYS, HORONRUN_SAYS = (
     ("exit 3", "Primary job", "ended with exit code 3\n") if "(Open MPI) 4" in VERSION else
     ("kill -KILL $$", "noticed that process rank 0|prun:proc-aborted", "died of signal 9 "))
-# Of one rank: the others wait beyond the limit of the test.
+# For what rank 1 alone does: the other ranks wait beyond the limit of the test.
 RANK_1 = "[ $OMPI_COMM_WORLD_RANK = 1 ] || sleep 1000; "
 FRAME = "-" * 74
 ABORTED = "Primary job  terminated normally, but 1 process returned\na non-zero exit code."
@@ -93,7 +94,7 @@ class Jobs(unittest.TestCase):
 
 
 class WordsOfMpirun(unittest.TestCase):
-    """A script in the place of mpirun, as which ranks of other hosts look too."""
+    """A script in the place of mpirun; ranks of other hosts look to horonrun as it does."""
 
     def run_with(self, words, *arguments, code=1, last=""):
         """What horonrun tells, and its exit code. words: what mpirun writes"""
@@ -185,7 +186,7 @@ class WordsOfMpirun(unittest.TestCase):
                                      "MPI_Finalize()")
 
     def test_a_lost_host_is_no_success(self):
-        """With which Open MPI 5 ends with exit code 0."""
+        """Open MPI 5 then ends with exit code 0."""
         lost = notice("PRTE has lost communication with a remote daemon.\n\n"
                       "  Remote daemon: [prterun-h1-608@0,1] on node h2")
         self.assertEqual(self.run_with(lost, code=0),
@@ -196,7 +197,7 @@ class WordsOfMpirun(unittest.TestCase):
         self.assertEqual(code, 3)
 
     def test_a_rank_whose_death_makes_others_abort(self):
-        """Open MPI 5 names one of those, and ends with what they end with."""
+        """Open MPI 5 names one of the others, and ends with their exit code."""
         told, code = self.run_with(
             ended(0, "h1", 14 << 8) + ended(1, "h1", SIGTERM) + ended(2, "h2", SIGKILL) +
             notice("prterun has exited due to process rank 0 with PID 0 on node h1 calling\n"
@@ -223,7 +224,7 @@ class WordsOfMpirun(unittest.TestCase):
         self.assertEqual(self.run_with(lost("errmgr-base:node-died"), code=0)[1], 1)
 
     def test_the_zero_behind_words_of_mpirun(self):
-        """That Open MPI 5 writes there, before what a rank or it says next."""
+        """Open MPI 5 writes a zero there, before what a rank or mpirun says next."""
         told, _ = self.run_with(
             "words\n", last=r"printf '\0\036e2 hello\n\036x2 h2 768\n\0' >&2")
         self.assertEqual(told, "words\n[2] hello\nhoronrun: rank 2 on h2 ended with exit code 3; "
@@ -253,7 +254,7 @@ class WordsOfMpirun(unittest.TestCase):
                          [[], [frame, b"Welcome"], [b"to h2"]])
 
     def test_an_mpirun_that_does_not_end(self):
-        """As it may where ranks fail while others are being started."""
+        """As mpirun may hang where ranks fail while others are being started."""
         begin = time.monotonic()
         told, code = self.run_with(ended(2, "h2", 3 << 8), last="exec sleep 1000")
         self.assertEqual(told, "horonrun: mpirun has no ranks, and did not end in 10 s: it is "
@@ -269,10 +270,10 @@ class WordsOfMpirun(unittest.TestCase):
 
 
 class AnMpirunWithoutRanks(unittest.TestCase):
-    """Stand-ins for what horonrun sees of it, each second."""
+    """Stand-ins for what horonrun sees of mpirun each second."""
 
     def times_killed(self, *looks, failed=(), seconds_to_end=60):
-        """looks: whether there are no ranks, or an error, or where mpirun is from now on"""
+        """looks: each says whether there are no ranks, or is an error, or a new place of mpirun"""
         ends = types.SimpleNamespace(have_begun=types.SimpleNamespace(wait=lambda: None),
                                      failed_ranks=lambda: failed)
         watch = runpy.run_path(HORONRUN)["FailureWatch"](types.SimpleNamespace(pid=os.getpid()),

@@ -184,7 +184,8 @@ for name, value in sorted(os.environ.items()):
         for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGINT, signal.SIGTERM):
             job = horonrun(1, *shell(f"kill -{number:d} $$"))
             self.assertEqual(job.returncode, 128 + number)
-            # Where mpirun loses its words (Ubuntu 26.04), it may be mpirun's own SIGTERM.
+            # Where mpirun does not find its texts (Ubuntu 26.04), this may be mpirun's own SIGTERM
+            # for all that horonrun knows.
             if number != signal.SIGTERM or b"Sorry!" not in job.stderr:
                 self.assertIn(b" died of signal %d " % number, job.stderr)
 
@@ -220,8 +221,8 @@ for name, value in sorted(os.environ.items()):
         self.assertEqual(job.stdout, b"[0] kept\n")
 
     def check_that_it_ends(self, killed_of):
-        """Of programs that have not called MPI_Init(). killed_of: which process is killed, of that
-        which has started the program and the parent of that"""
+        """For programs that have not called MPI_Init(). killed_of: which process is killed, given
+        the one that has started the program and its parent"""
         line = [sys.executable, HORONRUN, "-np", "2", *shell("echo $$ $PPID; exec sleep 1000")]
         with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                               env=CLEAN) as job:

@@ -66,7 +66,7 @@ class Ranks(unittest.TestCase):
 
 
 class StepsOfMpirun(unittest.TestCase):
-    """By which it starts ranks on other hosts, though another step has the CPUs."""
+    """The steps by which mpirun starts ranks on other hosts, though another step has the CPUs."""
 
     def overlap(self, *options, **variables):
         with tempfile.TemporaryDirectory() as folder:

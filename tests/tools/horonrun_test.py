@@ -264,7 +264,7 @@ class Jobs(unittest.TestCase):
         self.assertEqual(sorted(job.stdout.split("\n")), ["", "[0] b c,debug,t", "[1] b c,debug,t"])
 
     def test_exit_code_is_that_of_the_first_failed_rank(self):
-        # Whoever waits for the other ranks, waits beyond the limit of the test.
+        # If mpirun waited for the other ranks, it would wait beyond the limit of the test.
         fail = "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then {}; fi; sleep 1000"
         self.assertEqual(horonrun("-np", 3, "sh", "-c", fail.format("exit 7")).returncode, 7)
         self.assertEqual(horonrun("-np", 3, "sh", "-c", fail.format("kill -9 $$")).returncode, 137)

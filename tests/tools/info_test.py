@@ -94,7 +94,8 @@ class Info(unittest.TestCase):
             self.assertEqual(algorithms("off", HORON_ALLREDUCE="mpi")["choices"][0],
                              "allreduce: MPI")
             self.assertFalse(os.path.exists(path))
-            # On a busy machine hand-offs may take longer than their time, and nothing is kept.
+            # On a busy machine hand-offs may take longer than the time that they have; then nothing
+            # is kept.
             end = time.monotonic() + 150
             while not os.path.exists(path) and time.monotonic() < end:
                 measured = algorithms("auto")

@@ -36,7 +36,7 @@ END_OF_A_TEST = re.compile(
 
 
 def program_of(run):
-    """Runs of one program on more or fewer ranks differ behind the first dot of their names."""
+    """Runs of one program on other numbers of ranks differ behind the first dot of their names."""
     return run.split(".")[0]
 
 

@@ -77,7 +77,7 @@ class Package(unittest.TestCase):
         include = self.prefix / "include"
         todo = ["horon/ops/session/session.h", "horon/core/base/version.h"]
         if TORCH_ROOT:
-            # The others need LibTorch's modules, so programs include them themselves.
+            # The other headers need LibTorch's modules, so programs include them themselves.
             todo += ["horon/horon.h", "horon/torch_bindings/modules/convert_sync_batchnorm.h",
                      "horon/torch_bindings/modules/sync_batch_norm.h"]
         reached = set()
@@ -122,8 +122,8 @@ class Package(unittest.TestCase):
         self.assertIn("horon has no component gpu; it has core and torch", " ".join(told.split()))
 
     def test_as_a_part_of_another_build(self):
-        """Also shared: as a part, then as installed from there. What makes the build take long and
-        shows nothing here is left out."""
+        """Also with shared libraries: as a part, then as installed from there. What makes the build
+        take long and shows nothing here is left out."""
         self.build("part", f"-DHORON_SOURCES={SOURCES}", "-DHORON_TORCH=OFF", "-DHORON_CUDA=OFF",
                    "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0",
                    "-DBUILD_SHARED_LIBS=ON", "-DCMAKE_UNITY_BUILD=ON",

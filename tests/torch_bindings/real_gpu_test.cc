@@ -38,8 +38,8 @@ std::string label(const std::string& name, at::Device device) {
   return name + (device.is_cuda() ? ".cuda" : ".cpu");
 }
 
-// Each rank on its shard, on the device; `clip`: the norm to which gradients are clipped, or 0;
-// `shares_out`: the optimizer's state and the gradients.
+// Each rank trains on its shard, on the device. `clip`: the norm to which gradients are clipped, or
+// 0. `shares_out`: the optimizer's state and the gradients are shared out over the ranks.
 template <class Opt, class Options>
 Net train_on(at::Device device, const Options& options, double clip, bool shares_out) {
   Net net = make_net(at::kDouble);
@@ -103,7 +103,7 @@ torch::nn::Embedding make_table() {
   return table;
 }
 
-// Of all ranks, which have as many each; some rows come several times.
+// The rows of all ranks, which have as many each; some rows come several times.
 at::Tensor rows_of(int step) { return at::arange(6 * size(), at::kLong).mul(7).add(step) % 40; }
 
 TEST_F(RealGpu, SparseGradientsTrainAsInOneProcess) {
@@ -174,7 +174,8 @@ TEST_F(RealGpu, CollectivesOfEveryType) {
   }
 }
 
-// Through the memory of the host, beside what NCCL does: all at the same time, round after round.
+// Goes through the memory of the host, beside what NCCL does: all at the same time, round after
+// round.
 TEST_F(RealGpu, WhatNcclDoesNotHave) {
   for (const at::Device device : devices()) {
     const auto filled = [&](double value, at::ScalarType dtype, int64_t count) {

@@ -135,8 +135,8 @@ TEST(Session, HandlesEndWithTheSession) {
   }
 }
 
-// Ranks may have made different numbers of them in another session; their names must not differ in
-// this one, or each would wait for the others'.
+// Ranks may have made different numbers of reducers in another session. In this one their names
+// must be alike, or each rank would wait for reducers of other names.
 TEST(Session, ReducersAreCountedAnewInEachSession) {
   for (int session = 0; session < 2; ++session) {
     init();
@@ -196,8 +196,8 @@ TEST(Threads, FollowTheKnob) {
   shutdown();
 }
 
-// The background thread lets go of a tensor last where the program has dropped the handle; the
-// destructor is code of LibTorch and of the program all the same.
+// Where the program has dropped the handle, the background thread lets go of a tensor last. The
+// destructor is code of LibTorch and of the program, so it must run on a thread of the program.
 TEST(Threads, TensorsDieOnThreadsOfTheProgram) {
   struct Deaths {
     std::mutex mutex;

@@ -126,8 +126,8 @@ TEST(ThreadsInBackward, ManyThreadsFillTheSameBuckets) {
   EXPECT_EQ(optimizer.statistics().buckets, static_cast<int64_t>(buckets));
 }
 
-// Two passes at the same time, each with parameters in every bucket: the one that came first needs
-// no lock in its hooks, the other one does. So often before each step.
+// Two backward passes at the same time, each with parameters in every bucket: the one that came
+// first needs no lock in its hooks, the other one does. A step has `passes` such pairs.
 void fill_buckets_from_two_threads(int passes, WaitIn wait_in) {
   constexpr size_t threads = 2, buckets = 4;
   std::vector<std::pair<std::string, at::Tensor>> named;
@@ -182,7 +182,7 @@ TEST(ThreadsInBackward, TwoThreadsFillTheSameBucketsInSeveralPasses) {
   fill_buckets_from_two_threads(3, WaitIn::Step);
 }
 
-// While one thread is in the hooks of a parameter, the function before the bucket keeps it there.
+// The function of before_bucket() keeps one thread in the hooks of a parameter while another comes.
 TEST(ThreadsInBackward, OfOneParameterAreRefused) {
   const at::Tensor w = leaf({3}, at::kDouble);
   // The bucket goes in the hook.
@@ -203,7 +203,7 @@ TEST(ThreadsInBackward, OfOneParameterAreRefused) {
   expect_close(w, 1);
 }
 
-// A thread that comes between hooks and synchronize() is seen by what it has written alone.
+// A thread that comes between the hooks and synchronize() is noticed only by what it has written.
 TEST(ThreadsInBackward, MayHaveWrittenToAGradientThatIsBeingReduced) {
   const at::Tensor w = leaf({3}, at::kDouble);
   GradientReducer reducer({{"weight", w}}, {.wait_in = WaitIn::Step});

@@ -243,7 +243,7 @@ def fashion_mnist(run):
 
 
 def ratios_of(path, contender):
-    """Of each model the median and the quartiles of the step over the step alone."""
+    """For each model the quartiles, median included, of the contender's step over one alone."""
     with open(path, encoding="utf-8") as file:
         models = json.load(file)["models"]
     return {model["model"]: model["ratio_quartiles"][contender] for model in models}
@@ -292,7 +292,7 @@ def overlap(run):
                               "step": model["ratio"]} for model in models}
     text = "; ".join(f"{name}: allreduces take {each['gradients']:.2f} of a step, "
                      f"{each['hidden'][1]:.2f} of them hidden" for name, each in found.items())
-    # One that is too short to be told from the spread of the steps says nothing.
+    # Communication that is too short to be told from the spread of the steps says nothing.
     told = [each["hidden"][1] for each in found.values() if each["gradients"] >= 0.05]
     state = "passed" if told and min(told) >= 0.5 else "failed"
     return Outcome(state, f"{text} (aim 0.50)", found)

@@ -7,7 +7,7 @@ import time
 
 
 def members_of_session(session):
-    """The processes that a part has started, by number: ranks of MPI alone where there are any."""
+    """The processes that a part has started, by number; only the ranks of MPI if there are any."""
     found, ranks = [], []
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:

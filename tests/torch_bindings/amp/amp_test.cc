@@ -34,7 +34,7 @@ bool anywhere(bool mine) {
 }
 bool everywhere(bool mine) { return !anywhere(!mine); }
 
-// The rule of growth, against LibTorch's own, over finds that come in all distances.
+// The rule of growth against LibTorch's own, with infinities at all distances from each other.
 TEST(GradScaler, ScaleGrowsAndShrinksAsLibTorchs) {
   GradScaler scaler(
       {.init_scale = 3, .growth_factor = 1.7, .backoff_factor = 0.4, .growth_interval = 4});
@@ -268,8 +268,8 @@ TEST(GradScaler, MakesNoCollective) {
   EXPECT_EQ(starts(true, true), plain);
 }
 
-// N ranks with a scaler, clipping and a find in the middle against one process with neither scale
-// nor find, that leaves that step out.
+// N ranks with a scaler, clipping and an infinity in the middle, against one process that has
+// neither scale nor infinity and leaves that step out.
 void compare_clipping(bool by_option, FusedStep fused) {
   const auto options = optim::SGDOptions(0.1).momentum(0.9);
   Net alone = make_net(at::kDouble), net = make_net(at::kDouble);

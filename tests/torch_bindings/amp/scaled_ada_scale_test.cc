@@ -113,7 +113,7 @@ TEST(ScaledAdaScale, GradientsThatAScalerHasDividedAreStillItsOwn) {
               }),
               HasSubstr("was called already"));
   training.scaler.update();
-  // Those of a round that the program gives up.
+  // Unscales the gradients of a round that the program gives up.
   training.backward(2);
   training.scaler.unscale_(training.optimizer);
   training.scaler.update();

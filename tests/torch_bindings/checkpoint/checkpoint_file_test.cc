@@ -196,7 +196,8 @@ TEST_F(CheckpointFile, WhyItCantBeOpenedIsSaid) {
               HasSubstr(folder_ + "/none.pt: can't be opened: No such file"));
 }
 
-// A folder that can't be asked for is not one without checkpoints: the job would begin anew.
+// A folder that can't be reached must not count as one without checkpoints: the job would begin
+// anew.
 TEST_F(CheckpointFile, AFolderThatCantBeReachedIsAnError) {
   const std::string folder = folder_ + "/inner";
   Checkpoints checkpoints(folder, {.in_background = false});
@@ -221,7 +222,7 @@ TEST_F(CheckpointFile, AWrongContentIsTheErrorOfAllRanks) {
   const std::string path = folder_ + "/step-000000000001.pt";
   c10::impl::GenericList no_ranks(c10::AnyType::get()), numbers(c10::AnyType::get());
   numbers.push_back(5);
-  // Right is a list with a dictionary for each rank.
+  // The right content is a list with a dictionary for each rank.
   for (const c10::IValue& ranks : {c10::IValue(5), c10::IValue(no_ranks), c10::IValue(numbers)}) {
     if (rank() == 0) {
       c10::impl::GenericDict content = dictionary();

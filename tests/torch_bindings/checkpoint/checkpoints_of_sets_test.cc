@@ -170,7 +170,7 @@ TEST_F(SetsWithFiles, EachSetGoesOnFromItsOwn) {
   EXPECT_EQ(saved->weight[0][0].item<float>(), third.weight());
 }
 
-// In a folder of the world, rank 0 would write its own for all.
+// In a folder of all ranks, rank 0 would write its own optimizer for all of them.
 TEST_F(SetsWithFiles, OptimizersOfUnlikeSetsAreNoOneOptimizer) {
   if (size() == 1) return;
   Trained trained(set_, color_);

@@ -44,7 +44,7 @@ class CheckpointFiles : public testing::Test {
     std::ifstream in(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(in), {}};
   }
-  // On rank 0; others wait.
+  // Writes on rank 0; the other ranks wait.
   static void write(const std::string& path, const std::string& bytes) {
     if (rank() == 0) std::ofstream(path, std::ios::binary) << bytes;
     barrier();
@@ -107,7 +107,7 @@ TEST_F(CheckpointFiles, HoldWhatWasThereWhenSaveWasCalled) {
   }
 }
 
-// Also the program's own lists, which it changes here as early as it can.
+// Also the program's own lists. Here it changes a list as early as it can.
 TEST_F(CheckpointFiles, HoldTheListsThatWereThere) {
   struct Changing {
     at::Tensor tensor;

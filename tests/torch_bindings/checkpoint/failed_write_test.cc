@@ -35,7 +35,7 @@ TEST(FailedWrite, IsToldWhereACallInBetweenHasFailed) {
   };
   const auto checkpoints = make();
   auto ends = make();
-  // As where another rank is gone: the call fails, with an error that is not the file's.
+  // As if another rank were gone: the call fails, with an error that is not the file's.
   const auto wait = [](Checkpoints& of) {
     if (rank() != 1) return of.wait();
     torch_detail::refuse_call("Checkpoints::wait", {}, "rank 1 is gone");

@@ -18,8 +18,8 @@ using testing_support::expect_close;
 using testing_support::values;
 using Tensors = std::vector<at::Tensor>;
 
-// What member `index` of the set makes of its result; its own on each rank, and not linear, so that
-// the second derivative is not zero.
+// The loss that member `index` of the set computes from its result. It is another one on each rank,
+// and not linear, so that the second derivative is not zero.
 at::Tensor loss_of(const at::Tensor& y, int index) {
   const at::Tensor real = y.is_complex() ? at::view_as_real(y) : y;
   return (real.pow(3) * values(real.sizes().vec(), 10.0 + index)).sum();
@@ -250,7 +250,7 @@ TEST_F(Adjoints, GatherAndScatter) {
       for (int r = 0; r < set.size(); ++r) splits.push_back(r + 1);
       const int64_t rows = int64_t{set.size()} * (set.size() + 1) / 2;
       expect_gradients(
-          // What the others give is of any length, and not read.
+          // The other members' inputs may have any length, and are not read.
           {.input =
                [&](int r) {
                  return values({r == root ? rows : r, 2}, r);

@@ -51,7 +51,7 @@ TEST_F(Autograd, RanksWhoseTensorNeedsNoGradientTakePart) {
   EXPECT_EQ(x.grad().defined(), root);
 }
 
-// Passes a tensor on and gives nothing back.
+// Its backward gives an undefined gradient.
 class Forgetful : public torch::autograd::Function<Forgetful> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* /*context*/, const at::Tensor& x) {

@@ -25,7 +25,7 @@ int64_t first_row(const std::vector<int64_t>& splits, int r) {
   return std::accumulate(splits.begin(), splits.begin() + r, int64_t{0});
 }
 
-// Rows that go from one rank to another; the same formula everywhere, some are none.
+// How many rows go from one rank to another, sometimes none; the same formula everywhere.
 int64_t rows_between(int from, int to) { return (from * 2 + to * 3) % 4; }
 
 std::vector<int64_t> rows_from(int from) {

@@ -172,8 +172,8 @@ TEST(Allreduce, WritesAreSeenByAutogradAndResultsHaveNoHistory) {
   EXPECT_THROW(y.backward(), c10::Error);
 }
 
-// The last rank says something else: every rank must learn tensor, ranks and both values, and go
-// on.
+// The last rank's call differs from the others: every rank must learn the tensor, the ranks and
+// both values, and go on.
 class Mismatch : public testing::Test {
  protected:
   void SetUp() override {
@@ -291,7 +291,8 @@ TEST(Async, HandlesNeedNotBeWaitedFor) {
     allreduce_async(at::ones({1000}), {.name = "dropped." + std::to_string(i)});
     allgather_async(at::ones({10}), {.name = "dropped.rows." + std::to_string(i)});
   }
-  // Batches run in the order in which they became complete: when this one is done, so are those.
+  // Batches run in the order in which they became complete: when the next one is done, so are the
+  // earlier ones.
   barrier();
   allreduce(at::ones({1}), {.op = ReduceOp::Max});
   barrier();

@@ -124,7 +124,7 @@ TEST(Output, TheInputMayBeAPartOfIt) {
   for (int r = 0; r < size(); ++r) EXPECT_EQ(all[r].sum().item<float>(), 4.0F * (r + 1));
 }
 
-// As of arrays of NumPy, each view of which becomes a tensor with a storage of its own.
+// As with arrays of NumPy, where each view becomes a tensor with a storage of its own.
 TEST(Output, TheInputMayBeAPartOfItInAnotherStorage) {
   const int64_t share = 100'000;  // more than a message that is copied before it is sent
   std::vector<float> memory(static_cast<size_t>(share * size()));
@@ -194,7 +194,8 @@ TEST(Output, AGroupRefusesIt) {
   EXPECT_THAT(error_of([&] { grouped_allgather({x}, {.name = "g", .output = mine}); }), refused);
 }
 
-// In the place of LibTorch's while it lives, which it takes short tensors from.
+// Replaces LibTorch's allocator while it lives. It still takes short tensors from that one, and has
+// no memory for longer ones.
 class NoMemory final : public c10::Allocator {
  public:
   NoMemory() { c10::SetAllocator(c10::kCPU, this); }

@@ -1,5 +1,5 @@
-// What NCCL has no collective for, on tensors of GPUs: through the memory of the host, beside what
-// NCCL does.
+// Collectives that NCCL does not have, on tensors of GPUs: they go through the memory of the host,
+// beside those of NCCL.
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -19,7 +19,7 @@ using testing_support::late;
 using testing_support::sum_of_all;
 using testing_support::values_of;
 
-// Later work of the stream reads the result; an earlier result of NCCL is its input.
+// The input is an earlier result of NCCL, and later work of the stream reads the result.
 TEST(GpuBesideNccl, AdasumStandsInTheOrderOfTheStream) {
   for (int round = 0; round < 5; ++round) {
     const at::Tensor x = late(at::full({3000}, static_cast<float>(rank() + round)));

@@ -154,7 +154,7 @@ TEST(GpuCollectives, ResultsGoToTheStreamThatTakesThem) {
   }
 }
 
-// The second one reads when nobody holds the tensor any more. The first wait() widens 16 bits.
+// The second stream reads when nobody holds the tensor any more. The first wait() widens 16 bits.
 TEST(GpuCollectives, TwoStreamsMayTakeAResult) {
   const auto sleep = [] { std::this_thread::sleep_for(std::chrono::milliseconds(40)); };
   const c10::Stream ours = test::new_stream(device().index());

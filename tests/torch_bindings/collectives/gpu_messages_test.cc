@@ -66,7 +66,7 @@ TEST(GpuMessages, StridesOfBothSidesAreTheirOwn) {
   expect_equal(got.slice(1, 1, 12, 2).contiguous(), at::full({5, 6}, -1.0F));
 }
 
-// Of a rank that has no GPU too.
+// Also from ranks that have no GPU.
 TEST(GpuMessages, FromAnyRank) {
   std::vector<Handle> sent;
   for (int to = 0; to < size(); ++to) {

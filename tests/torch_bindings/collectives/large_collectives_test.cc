@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kBeyondInt = (int64_t{1} << 31) + 11;
 
-// Without a second tensor of that size.
+// Needs no second tensor of that size.
 void expect_full(const at::Tensor& tensor, int64_t elements, int value) {
   ASSERT_EQ(tensor.numel(), elements);
   EXPECT_EQ(tensor.min().item<int>(), value);

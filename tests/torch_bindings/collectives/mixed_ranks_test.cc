@@ -86,7 +86,7 @@ TEST_F(MixedRanks, ASetOfTheRanksWithoutOneIsOfTheCpu) {
   remove_process_set(set);
 }
 
-// They are fused, and each rank has its own mixture.
+// The tensors are fused. Which of them are on the host differs between ranks.
 TEST_F(MixedRanks, TensorsOfTheHostAndOfTheGpuTravelTogether) {
   for (int round = 0; round < 20; ++round) {
     std::vector<Handle> handles;
@@ -108,7 +108,7 @@ TEST_F(MixedRanks, TensorsOfTheHostAndOfTheGpuTravelTogether) {
   }
 }
 
-// One is the root, and the other gets it in memory of its own kind.
+// Whichever rank is the root, each rank gets the result in memory of its own kind.
 TEST_F(MixedRanks, EachMayBeTheRoot) {
   for (int root = 0; root < size(); ++root) {
     for (const bool in_place : {false, true}) {
@@ -250,7 +250,7 @@ struct Training {
   DistributedOptimizer<optim::SGD> optimizer;
 };
 
-// The second backward() adds to gradients whose buckets have gone.
+// The second backward() adds to gradients whose buckets have been sent.
 TEST_F(MixedRanks, LateGradients) {
   DistributedOptimizerOptions options;
   options.wait_in = WaitIn::Step;

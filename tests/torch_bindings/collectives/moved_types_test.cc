@@ -52,7 +52,7 @@ class MovedTypes : public testing::TestWithParam<at::ScalarType> {
                      : bytes == 4 ? at::kInt
                                   : at::kLong);
   }
-  // Of a number for each rank.
+  // The tensors of(0), of(1), ... of all ranks, one behind the other.
   static at::Tensor of_all(const std::function<at::Tensor(int)>& of) {
     std::vector<at::Tensor> parts;
     for (int r = 0; r < size(); ++r) parts.push_back(of(r).view(at::kByte));
@@ -119,12 +119,12 @@ TEST_P(MovedTypes, AreNotReduced) {
   expect_equal(allreduce(at::ones({1}), {.op = ReduceOp::Sum}), at::full({1}, double(size())));
 }
 
-// There is no derivative of them, whose sum would be refused in backward.
+// They have no derivative: its sum would be refused in backward.
 TEST_P(MovedTypes, HaveNoDerivative) {
   EXPECT_FALSE(autograd::broadcast(bits_of({4}, rank()), {.root = 0}).requires_grad());
 }
 
-// The bits would fit.
+// It is refused although its bits would fit.
 TEST_P(MovedTypes, ATypeOfTheSameLengthIsAnotherOne) {
   const at::Tensor mine = bits_of({2}, rank());
   const at::Tensor other = integers_of(mine);
@@ -140,7 +140,7 @@ INSTANTIATE_TEST_SUITE_P(Types, MovedTypes,
                          testing::Values(at::kUInt16, at::kUInt32, at::kUInt64, at::kFloat8_e4m3fn,
                                          at::kFloat8_e5m2));
 
-// A tensor that Python knows as another class has nothing where its elements should be.
+// A tensor that is of another class in Python: it has no memory where its elements should be.
 at::Tensor without_memory() {
   c10::Storage storage(c10::Storage::use_byte_size_t(), 8, c10::DataPtr(nullptr, at::kCPU));
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
@@ -176,7 +176,7 @@ TEST(OtherTensors, AreRefusedWithACureOnEveryRank) {
   }
 }
 
-// Of ranks other than the root no rows are taken, which some tensors have no way to.
+// A scatter takes no rows from ranks other than the root. Some tensors could not give any.
 TEST(OtherTensors, AreRefusedByAScatterThatDoesNotReadThem) {
   const at::Tensor rows = at::ones({size(), 2});
   const at::Tensor sparse = rows.to_sparse_csr();

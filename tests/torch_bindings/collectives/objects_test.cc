@@ -28,7 +28,7 @@ using testing_support::error_of;
 
 bool is_last() { return rank() == size() - 1; }
 
-// Of a length of its own on each rank, with every byte there is; none on rank 0.
+// The bytes of rank r: their number differs between ranks, 0 on rank 0; all values of a byte occur.
 std::string bytes_of(int r) {
   std::string bytes;
   for (int i = 0; i < 300 * r; ++i) bytes.push_back(static_cast<char>(i + r));

@@ -25,7 +25,8 @@ using testing_support::values_of;
 int next() { return (rank() + 1) % size(); }
 int previous() { return (rank() + size() - 1) % size(); }
 
-// Around the ring, all ranks at once: nobody may wait for a receive before it has made its own.
+// All ranks send around the ring at once: no rank may wait for a receive before it has made its
+// own.
 TEST(PointToPoint, EveryTypeAndShapeAroundTheRing) {
   for (const at::ScalarType type : kTensorTypes) {
     for (const std::vector<int64_t>& shape :
@@ -134,7 +135,8 @@ TEST(PointToPoint, OneMoreThanThereMayBeIsRefusedInTheCall) {
   barrier();
 }
 
-// A call that waits is one of them. The thread that waits may be late; then it is one too many.
+// A blocking call counts as one that is under way. If its thread is late, it is one too many
+// itself.
 TEST(PointToPoint, ABlockingCallIsUnderWayToo) {
   constexpr int kMost = 1024;
   const PointToPointOptions options = {.tag = 10};

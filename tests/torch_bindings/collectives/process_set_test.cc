@@ -193,7 +193,7 @@ TEST(Join, NeutralInEveryReduction) {
     with_all(ReduceOp::Min, 1e9, [](double a, double b) { return std::min(a, b); });
     with_all(ReduceOp::Max, -1e9, [](double a, double b) { return std::max(a, b); });
     with_all(ReduceOp::Product, 1, [](double a, double b) { return a * b; });
-    // Scales are of the data, not of what stands in for a rank without data.
+    // Scales apply to the data, not to what stands in for a rank without data.
     const at::Tensor scaled = at::full({2}, rank() + 2.0, at::kFloat);
     const auto with_scale = [&](ReduceOp op, double scale) {
       return allreduce(scaled, {.name = name, .op = op, .prescale = scale})[0].item<double>();

@@ -23,7 +23,7 @@ using testing_support::values_of;
 
 int next() { return (rank() + 1) % size(); }
 
-// Sends to all others; what `get` receives, as often, is handed to it with its source.
+// Sends to all other ranks. Calls `get` once for each of them: it receives, and returns the source.
 template <class Get>
 void with_messages_of_all(const at::Tensor& mine, const PointToPointOptions& options,
                           const Get& get) {
@@ -66,7 +66,7 @@ TEST(RecvFromAny, StridesLongTensorsAndTheCallThatWaits) {
   });
 }
 
-// More than there are numbers; some sends come before the receive, some behind it.
+// More messages than there are numbers; some are sent before the receive is posted, some after.
 TEST(RecvFromAny, MoreThanThereAreNamesInTheirOrder) {
   constexpr int kMessages = 1'100;
   const PointToPointOptions options = {.tag = 2};
@@ -101,7 +101,8 @@ TEST(RecvFromAny, TagsAndProcessSetsAreApart) {
   remove_process_set(all);
 }
 
-// A receive that names its rank takes the next message of that rank, though the other one waits.
+// A receive that names its rank takes the next message of that rank, though one from any rank
+// waits.
 TEST(RecvFromAny, BothKindsOnOneTag) {
   const PointToPointOptions options = {.tag = 4};
   const int other = size() - 1;
@@ -121,8 +122,8 @@ TEST(RecvFromAny, BothKindsOnOneTag) {
   barrier();
 }
 
-// Receives that name a rank may have all numbers of its messages. Then others may still send, and
-// it too when one of these has come.
+// Receives that name a rank may take all numbers of its messages. Other ranks may still send then,
+// and that rank may when one of these messages has come.
 TEST(RecvFromAny, WaitsForANumberToBeFree) {
   constexpr int kNumbers = 1'024;
   const PointToPointOptions options = {.tag = 9};
@@ -195,7 +196,7 @@ TEST(RecvFromAny, AMismatchIsTheErrorOfBothAndTheNextMessageWorks) {
   barrier();
 }
 
-// It is no message, so the next one comes to the next call.
+// The wrong call takes no message, so the next call gets the next one.
 TEST(RecvFromAny, AWrongCallTakesNothing) {
   const PointToPointOptions options = {.tag = 7};
   if (rank() == 0) {
@@ -233,7 +234,7 @@ TEST(RecvFromAny, ATimeoutTellsWhoWaits) {
   barrier();
 }
 
-// Shut down while one waits, and in the next session the count begins anew.
+// The session shuts down while a receive waits. In the next session the count begins anew.
 TEST(RecvFromAny, ShutdownEndsIt) {
   const int me = rank();
   ReceiveHandle handle;

@@ -48,7 +48,8 @@ TEST(RepeatedCalls, OfOneTensorAllocateLittle) {
   EXPECT_LE(waited, 16);
 }
 
-// The names of earlier calls, the queue of submissions on both of its ends, and the loop's seat.
+// The locks of the names of earlier calls, of the queue of submissions on both of its ends, and of
+// the loop's seat.
 TEST(RepeatedCalls, OfOneTensorLockLittle) {
   const at::Tensor x = at::zeros({2, 3});
   const int64_t blocking = least_of(testing_support::locks_of_this_thread,
@@ -127,7 +128,7 @@ TEST(RepeatedCalls, TheMemoryStaysWhateverBecomesOfTheTensor) {
   }
 }
 
-// Their names come again: the ranks must not be at different ones, though one of them is late.
+// Their names repeat. Ranks must not be at different calls of one name, though one rank is late.
 TEST(RepeatedCalls, WithoutNamesMayBeMoreThanThereAreNumbers) {
   constexpr int64_t kCalls = 2500;
   if (rank() == size() - 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -141,7 +142,7 @@ TEST(RepeatedCalls, WithoutNamesMayBeMoreThanThereAreNumbers) {
   }
 }
 
-// Behind as many as there are numbers, while those are under way.
+// The last call comes after as many as there are numbers, while those are under way.
 TEST(RepeatedCalls, WithoutNamesMayBlockOrBeRefusedBehindOthers) {
   const at::Tensor one = at::ones({2}, at::kLong);
   const auto call_all = [&](auto last) {

@@ -96,7 +96,7 @@ TEST(SparseAllreduce, ATimeoutIsNotTheEnd) {
 TEST(SparseAllreduce, AverageDividesByTheRanksThatAreLeft) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   if (rank() != size() - 1) {
-    // This rank is one that counts although it has no entries.
+    // Rank 0 counts although it has no entries.
     const at::Tensor own =
         rank() == 0 ? at::zeros({3, 2}).to_sparse(1) : at::ones({3, 2}).to_sparse(1);
     const double want = static_cast<double>(size() - 2) / (size() - 1);

@@ -28,7 +28,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing_support::saved;
 
-// Its samples are their numbers; one may be broken.
+// Each sample is its own number; one may be broken.
 struct Numbers {
   std::vector<size_t> get_batch(c10::ArrayRef<size_t> indices) const {
     for (const size_t i : indices) {
@@ -53,7 +53,8 @@ TEST(PrefetchLoader, HandsOutTheEpochsInOrder) {
   EXPECT_GE(loader.wait_seconds(), 0);
 }
 
-// Left in mid-epoch, with batches read ahead: what was saved is what the program has seen.
+// The loop is left in mid-epoch, with batches read ahead. What is saved is what the program has
+// seen.
 TEST(PrefetchLoader, GoesOnBehindTheLastBatchThatWasHandedOut) {
   const SamplerOptions options{.num_replicas = 1, .rank = 0};
   const PrefetchOptions ahead{.batch_size = 5, .threads = 2, .ahead = 6};

@@ -74,8 +74,8 @@ TEST_F(ImageFolders, FoldersThatCanNotBeListedAreNamed) {
               AllOf(StartsWith("invalid argument"), HasSubstr("loop: can't be listed: ")));
 }
 
-// libjpeg holds all coefficients of a progressive image, 5 GB here. What else is wrong with this
-// file, which ends behind its header, is seen by those who let it begin.
+// libjpeg holds all coefficients of a progressive image, 5 GB here. The file also ends behind its
+// header, but only a reader that lets libjpeg begin would see that.
 TEST_F(ImageFolders, ExtentOfAProgressiveImageIsRefusedBeforeItIsAllocated) {
   const std::string extent = "\x75\x30";  // 30000
   std::string bytes = "\xff\xd8\xff\xc2" + std::string("\0\x11\x08", 3) + extent + extent;

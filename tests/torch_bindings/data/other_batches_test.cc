@@ -62,7 +62,7 @@ TEST(OtherBatches, NoSampleIsLostOrTwice) {
   EXPECT_EQ(drawn.size(), 97u);
 }
 
-// Of an epoch that has ended nothing is left to other ranks or batches, nor what it has left out.
+// An epoch that has ended leaves no samples to other ranks or batches, nor those it has left out.
 TEST(OtherBatches, AnEpochThatHasEndedStaysEnded) {
   const auto random = [](const SamplerOptions& options) {
     return std::make_unique<DistributedRandomSampler>(11, options);
@@ -100,7 +100,7 @@ TEST(OtherBatches, AnEpochThatHasEndedStaysEnded) {
     EXPECT_EQ(two.front()->epoch(), 1u);
     EXPECT_EQ(draws(two), each.of_next);
   }
-  // One that has not begun has not ended, though four ranks could draw nothing of it.
+  // An epoch that has not begun has not ended, though four ranks could draw nothing of it.
   const auto few = [](const SamplerOptions& options) {
     return std::make_unique<DistributedRandomSampler>(3, options);
   };

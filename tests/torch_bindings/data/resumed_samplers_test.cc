@@ -44,7 +44,8 @@ const std::map<std::string, MakeSampler> kSamplers = {
        return std::make_unique<BalancedBatchSampler>(costs, 3, options, 2);
      }}};
 
-// Every sample of the epoch once, over a job of some ranks, one of others, and one of others still.
+// Every sample of the epoch is drawn once in three jobs of any numbers of ranks, each of which goes
+// on where the one before has stopped.
 TEST(ResumedSamplers, AtAnotherNumberOfRanksNoSampleIsLostOrTwice) {
   for (const auto& [name, make] : kSamplers) {
     for (const auto& [first, second, third] : std::vector<std::array<size_t, 3>>{
@@ -101,7 +102,7 @@ TEST(ResumedSamplers, OneRanksPlaceIsEnoughWhereAllDrawAlike) {
   EXPECT_EQ(std::set<size_t>(drawn.begin(), drawn.end()).size(), 96u) << "none comes twice";
 }
 
-// After load() a loader resets first, a program of its own may draw at once: either goes on.
+// After load() a loader resets first, while a program of its own may draw at once: both go on.
 TEST(ResumedSamplers, GoOnWithAndWithoutReset) {
   const SamplerOptions options{.num_replicas = 1, .rank = 0};
   DistributedRandomSampler first(10, options);
@@ -317,7 +318,7 @@ TEST(BalancedSampler, RefusesCostsThatAreNone) {
   EXPECT_THAT(error_of([&] { sampler.reset(3); }), HasSubstr("another size"));
 }
 
-// Every record of the stream once over the ranks; also where another number of ranks goes on.
+// Each record of the stream comes once over the ranks; also where another number of ranks goes on.
 TEST(StreamSampler, EachRecordOnceAlsoAtAnotherNumberOfRanks) {
   using Job = std::vector<DistributedStreamSampler>;
   const auto make = [](size_t ranks) {

@@ -67,8 +67,8 @@ bool says_not_initialized(const std::function<void()>& action) {
   return false;
 }
 
-// A rank that reduces with nobody ends its rounds without a collective; the error is that of each
-// backward() all the same, and each is over.
+// A rank that reduces with nobody ends its rounds without a collective. After shutdown() each of
+// its backward() fails all the same, and its round is over.
 int run_alone_after_shutdown() {
   horon::ProcessSet mine;
   for (int rank = 0; rank < horon::size(); ++rank) {

@@ -30,7 +30,7 @@ void expect_the_same_on_all_ranks(const at::Tensor& tensor) {
 }
 
 TEST(AllreduceByAdasum, EachTensorIsAVector) {
-  // Orthogonal in one tensor, equal in the other: fused, they would be neither.
+  // Orthogonal in one tensor, equal in the other: in one fused vector they would be neither.
   at::Tensor axis = at::zeros({size()}, at::kDouble);
   axis[rank()] = 3;
   const at::Tensor same = at::arange(5, at::kDouble);
@@ -65,7 +65,7 @@ TEST(AllreduceByAdasum, WhatHasNone) {
               HasSubstr("use horon::AdasumOptimizer"));
 }
 
-// The moves are orthogonal, so each rank's is in the sum.
+// The ranks' moves are orthogonal, so the sum holds each of them.
 TEST(AdasumOptimizer, AddsStepsThatAreOrthogonal) {
   const at::Tensor weight = at::ones({size(), 2}).set_requires_grad(true);
   AdasumOptimizer optimizer(optim::SGD({weight}, optim::SGDOptions(0.5)));
@@ -127,7 +127,7 @@ TEST(AdasumOptimizer, RanksStayEqualAndTheLossFalls) {
 TEST(AdasumOptimizer, AStepThatFailsLeavesTheParameters) {
   if (size() == 1) GTEST_SKIP() << "nobody to differ from";
   const at::Tensor weight = at::ones({rank() == 0 ? 3 : 4}).set_requires_grad(true);
-  // Its reduction goes on when the other one has failed.
+  // The reduction of `long_one` goes on after that of `weight` has failed.
   const at::Tensor long_one = at::ones({1 << 20}).set_requires_grad(true);
   AdasumOptimizer optimizer(optim::SGD({weight, long_one}, optim::SGDOptions(0.5)));
   (weight.sum() + long_one.sum()).backward();
@@ -147,7 +147,8 @@ struct Interrupted : optim::SGD {
   bool interrupts = false;
 };
 
-// The others wait for its moves. None has moved, and all make the next step together.
+// The other ranks wait for the moves of the rank that throws. No rank has moved, and all make the
+// next step together.
 TEST(AdasumOptimizer, AStepThatThrowsOnOneRankIsMadeByNone) {
   const at::Tensor weight = at::ones({2}).set_requires_grad(true);
   Interrupted own({weight}, optim::SGDOptions(0.5));
@@ -178,7 +179,7 @@ TEST(AdasumOptimizer, WhatItRefuses) {
   EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("parameter 1 is complex"));
 }
 
-// Its scaler leaves its step out; it is not missed by the others, nor counted.
+// The rank's scaler leaves its step out. The other ranks do not wait for it, and do not count it.
 TEST(AdasumOptimizer, ARankWithInfiniteGradientsMovesByTheOthers) {
   const at::Tensor weight = at::ones({size()}).set_requires_grad(true);
   AdasumOptimizer optimizer(optim::SGD({weight}, optim::SGDOptions(1)));
@@ -214,7 +215,7 @@ TEST(AdasumOptimizer, OfTheLastRanks) {
   remove_process_set(last);
 }
 
-// The others have begun what comes behind the parameter that one rank refuses.
+// The other ranks have already begun the parameter behind the one that rank 0 refuses.
 TEST(AdasumOptimizerAndSession, ANanThatOneRankFindsIsAnErrorOnAll) {
   shutdown();
   init({.set = {{"HORON_CHECK_FINITE", "1"}}});

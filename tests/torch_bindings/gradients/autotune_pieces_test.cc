@@ -65,7 +65,7 @@ TEST_F(AutotunePieces, FasterPiecesAreFoundAndTakenOverByTheNextRun) {
   }
 }
 
-// As a file has it that was written when there was no such setting.
+// A file from before HORON_AUTOTUNE searched the length of pieces.
 TEST_F(AutotunePieces, AFileWithoutPiecesIsTakenOver) {
   if (test_size() == 1) return;
   write_kept("bucket_bytes=67108864 first_bucket_bytes=16777216");
@@ -82,7 +82,7 @@ TEST_F(AutotunePieces, AFileWithoutPiecesIsTakenOver) {
   EXPECT_THAT(kept(), HasSubstr(" first_bucket_bytes=16777216 piece_bytes=0\n"));
 }
 
-// What is set by hand stays where the collective has no pieces, whatever a file says.
+// Where the collective has no pieces, a length that is set by hand stays, whatever a file says.
 TEST_F(AutotunePieces, PiecesAreNotSearchedWhereTheCollectiveHasNone) {
   if (test_size() == 1) return;
   std::map<std::string, std::string> knobs = kManyBuckets;

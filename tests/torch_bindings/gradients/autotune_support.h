@@ -82,13 +82,14 @@ class AutotuneFixture : public testing::Test {
   bool restarted_ = false;
 };
 
-// Trains parameters of known gradients. A step takes so long for each bucket, with some noise.
+// Trains parameters of known gradients. A step takes `of_a_bucket_s` for each bucket, and some
+// noise.
 class CostlyTraining {
  public:
   explicit CostlyTraining(double of_a_bucket_s, GradientReducerOptions options = {})
       : of_a_bucket_s_(of_a_bucket_s), reducer_(parameters_, options) {}
 
-  // `looks`: asks whether all ranks have as many buckets, which takes a collective.
+  // `looks`: checks that all ranks have the same number of buckets, which takes a collective.
   void step(bool looks = true) {
     for (const at::Tensor& w : parameters_) w.mutable_grad().reset();
     at::Tensor loss = at::zeros({});
@@ -110,7 +111,7 @@ class CostlyTraining {
       for (const at::Tensor& w : parameters_) expect_gradient(w, mean_of_ranks());
     }
   }
-  // Until the first rank has written down a result.
+  // Runs steps until the first rank has written down a result.
   void steps_until_kept(const std::string& path) {
     for (int i = 0; i < 100; ++i) {
       steps(16);
@@ -122,7 +123,7 @@ class CostlyTraining {
   }
   int64_t buckets() const { return reducer_.statistics().buckets; }
   int64_t piece_bytes() const { return reducer_.statistics().piece_bytes; }
-  // Steps take so much longer for each octave between their pieces and the best.
+  // Steps then take `of_an_octave_s` longer for each octave between their pieces and the best.
   void plant_best_piece(double of_an_octave_s) { of_an_octave_s_ = of_an_octave_s; }
   static constexpr int64_t kBestPiece = 512 << 10;
   GradientReducer& reducer() { return reducer_; }

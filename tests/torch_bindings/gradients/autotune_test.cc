@@ -26,7 +26,8 @@ TEST_F(Autotune, ASlowStartIsLeftAndNothingIsPaidAfterwards) {
     EXPECT_EQ(training.buckets(), kTunedParameters);
     training.steps_until_kept(path_ + ".warm");
     EXPECT_LE(training.buckets(), 3);
-    // What was thawed in the search must come more often in a row before it is frozen again.
+    // A collective that thawed in the search must run more often in a row before it is frozen
+    // again.
     for (int i = 0; i < 600; ++i) training.step(/*looks=*/false);
     const Statistics before = test::statistics_between_collectives();
     for (int i = 0; i < 3; ++i) training.step(/*looks=*/false);
@@ -81,7 +82,7 @@ TEST_F(Autotune, TheNextRunBeginsWithWhatWasFound) {
     if (rank() == 0 && run == 0) found = kept();
     if (rank() == 0 && run == 1) {
       EXPECT_EQ(kept(), found);
-      // Of this process, which has written the searches of the first run too.
+      // The table is that of this process, which has written the searches of the first run too.
       EXPECT_EQ(lines_with(table(), ",comparison,"), 24) << table();
       EXPECT_LE(lines_with(table(), ",search,"), 6) << table();
     }
@@ -116,7 +117,7 @@ TEST_F(Autotune, AFileThatDoesNotFitIsNamedOnce) {
   }
 }
 
-// A rank that has joined would come back with old buckets, so nothing changes meanwhile.
+// A rank that comes back from join() would have old buckets, so nothing changes before that.
 TEST_F(Autotune, WaitsForRanksThatHaveJoined) {
   if (test_size() == 1) return;
   start(kManyBuckets);
@@ -166,7 +167,7 @@ TEST_F(Autotune, SeveralReducersTakeTurns) {
   EXPECT_EQ(lines_with(rows.substr(0, rows.find("\"b\",")), ",kept,"), 1) << rows;
 }
 
-// What a program changes meanwhile does not divide the ranks.
+// The ranks stay alike when the program changes the reducer in the middle of the search.
 TEST_F(Autotune, GoesOnWhenTheProgramChangesTheReducer) {
   if (test_size() == 1) return;
   start(kManyBuckets);

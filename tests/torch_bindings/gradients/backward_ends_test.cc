@@ -22,7 +22,7 @@ TEST(BackwardEnds, RecomputedSegments) {
         const int64_t before = reducer.statistics().steps;
         for (const at::Tensor& w : {a, b, h}) w.mutable_grad().reset();
         const at::Tensor x = at::full({3}, rank() + 1.0, at::kDouble).requires_grad_(true);
-        // The first segment's input is a result, the leaf's own node comes last.
+        // The input of the first segment is a result, so the node of the leaf `x` comes last.
         at::Tensor y = segment(segment(x * 1, a, shown), b, shown);
         if (head) y = y * h;
         y.sum().backward();
@@ -38,7 +38,8 @@ TEST(BackwardEnds, RecomputedSegments) {
   }
 }
 
-// A segment inside a segment, and one parameter in two of them: a late part or two, and one round.
+// One segment is inside another, and one parameter is in both: one or two late parts, and one
+// round.
 TEST(BackwardEnds, SharedParameterInNestedSegments) {
   const at::Tensor w = leaf({2}, at::kDouble);
   GradientReducer reducer({{"w", w}}, alone());
@@ -52,7 +53,7 @@ TEST(BackwardEnds, SharedParameterInNestedSegments) {
   }
 }
 
-// A network of segments alone does not let hooks pile up on the nodes that live for long.
+// In a network of segments alone, hooks do not pile up on the nodes that live for long.
 TEST(BackwardEnds, SegmentsWhoseInputIsALeafThatStays) {
   const at::Tensor w = leaf({2}, at::kDouble), x = leaf({2}, at::kDouble);
   GradientReducer reducer({{"w", w}}, alone());
@@ -114,7 +115,7 @@ TEST(BackwardEnds, ExceptionsLeaveTheNextOneRight) {
   }
 }
 
-// A function that somebody else has queued throws when the buckets are on their way already.
+// A callback that the program has queued throws when the buckets are on their way already.
 TEST(BackwardEnds, AnotherCallbackThrows) {
   const at::Tensor w = leaf({3}, at::kDouble);
   bool fails = true;
@@ -132,8 +133,8 @@ TEST(BackwardEnds, AnotherCallbackThrows) {
   reducer.synchronize();
 }
 
-// It throws behind the end of a reducer and in front of the end of all: what it leaves unended is
-// none of the next backward's.
+// The callback throws after the end of one reducer and before the end of all. The next backward()
+// must not take over what is left unended.
 TEST(BackwardEnds, ACallbackThatThrowsLeavesNothingForTheNextBackward) {
   const at::Tensor a = leaf({3}, at::kDouble), b = leaf({3}, at::kDouble);
   bool fails = true;
@@ -187,8 +188,8 @@ TEST(BackwardEnds, ReducersEndInOneOrder) {
   }
 }
 
-// Two reducers that end in one backward() on some ranks end in two on the others, and each has a
-// late part on the last rank: neither may wait for the other.
+// On some ranks two reducers end in one backward(), on the other ranks in two. Each has a late part
+// on the last rank. Neither may wait for the other.
 TEST(BackwardEnds, ReducersThatEndTogetherOnSomeRanksOnly) {
   const at::Tensor a = leaf({2}, at::kDouble), b = leaf({2}, at::kDouble);
   const at::Tensor c = leaf({2}, at::kDouble), d = leaf({2}, at::kDouble);  // come last

@@ -91,7 +91,7 @@ TEST(Backward, APlainOptimizerNeedsNothingElse) {
   }
 }
 
-// Its result has no graph: who needs one has two ways, and a program that may need one is told.
+// The reduced gradient has no graph. A program that needs one has two ways, and is told so.
 TEST(Backward, AGradientWithAGraphIsKeptByNoSync) {
   if (size() == 1) return;
   const at::Tensor w = leaf({4}, at::kDouble);
@@ -129,7 +129,7 @@ TEST(Backward, RanksWithoutABackwardTakePartInStep) {
   }
 }
 
-// LibTorch throws where the reducer takes it over; the other ranks hear of it and go on.
+// LibTorch throws where the reducer takes the gradient over; the other ranks hear of it and go on.
 TEST(Backward, AGradientThatCantBeCopiedIsTheErrorOfAllRanks) {
   if (size() == 1) return;
   const at::Tensor w = leaf({3});
@@ -233,7 +233,7 @@ TEST(Backward, WeightsHoldForAllPassesOfAStep) {
   expect_gradient(w, mean_of_ranks());
 }
 
-// What one rank can't submit is an error on all, in the same round.
+// A gradient that one rank can't submit is an error on all ranks, in the same round.
 TEST(Backward, OneRankWritesInFlight) {
   const at::Tensor w = leaf({3}, at::kDouble);
   auto optimizer = sgd({{"weight", w}}, in_flight());
@@ -253,7 +253,7 @@ TEST(Backward, OneRankWritesInFlight) {
   expect_value(w, 1 - mean_of_ranks());
 }
 
-// A group comes when the others have run the round of the step in backward().
+// The group is added after the other ranks have run the round of the step in backward().
 TEST(Backward, AddedGroupAndARankWithoutABackward) {
   namespace optim = ::torch::optim;
   const at::Tensor w = leaf({3}, at::kDouble), head = leaf({2}, at::kDouble);
@@ -357,7 +357,7 @@ TEST(Backward, OptimizersOfUnknownType) {
       AllOf(StartsWith(kInvalid), HasSubstr("null")));
 }
 
-// A later step has no gradient for it on some ranks: that of the others is the result.
+// In a later step some ranks have no gradient for w: the result is made of the other ranks'.
 TEST(Backward, ProgramChangesTheTensorOfAGradientThatSomeRanksLackLater) {
   if (size() < 2) GTEST_SKIP() << "needs two ranks";
   const at::Tensor w = leaf({3}), v = leaf({3});

@@ -55,7 +55,7 @@ struct Chain {
     }
     return true;
   }
-  // Each three that are used one after the other.
+  // Whether each three parameters that are used one after the other share a bucket.
   bool neighbours_share_buckets() const {
     for (size_t i = 0; i + 3 <= order.size(); i += 3) {
       if (!share_a_bucket(std::span(order).subspan(i, 3))) return false;
@@ -108,7 +108,7 @@ TEST(BucketOrder, StaysWhereAProgramOrAnOptionKeepsIt) {
   }
 }
 
-// What it keeps for each bucket would be of other parameters.
+// The function may keep something for each bucket, which would then be of other parameters.
 TEST(BucketOrder, StaysForAFunctionThatComesBehindTheFirstStep) {
   const Chain chain(kApart);
   GradientReducer reducer(chain.parameters, in_threes());
@@ -121,7 +121,7 @@ TEST(BucketOrder, StaysForAFunctionThatComesBehindTheFirstStep) {
   EXPECT_EQ(reducer.statistics().reorders, reorders_where_many(1));
 }
 
-// They would be in the way of those that come.
+// They would hold back the parameters that have a gradient.
 TEST(BucketOrder, ParametersWithoutAGradientShareTheLastBuckets) {
   const Chain chain(kAsRegistered);
   GradientReducer reducer(chain.parameters, in_threes());
@@ -168,7 +168,7 @@ TEST(BucketOrder, IsLearnedAnewWithMoreParameters) {
   EXPECT_TRUE(size() == 1 || more.neighbours_share_buckets());
 }
 
-// Those that are made anew for another reason, behind parameters that came later.
+// The buckets are made anew for another reason; parameters that are added later come last.
 TEST(BucketOrder, IsKeptInNewBuckets) {
   const Chain chain(kApart);
   GradientReducer reducer(chain.parameters, in_threes());
@@ -182,10 +182,11 @@ TEST(BucketOrder, IsKeptInNewBuckets) {
   EXPECT_TRUE(size() == 1 || chain.neighbours_share_buckets());
 }
 
-// A closure that throws when the others have the new buckets already: more than before, or fewer.
+// The closure throws when the other ranks have the new buckets already: more of them, or fewer.
 TEST(BucketOrder, AStepThatThrowsBeforeItsBackwardHasTheNewBuckets) {
   for (const bool more : {true, false}) {
-    // Of 1 and 4 KiB in turns; where they come one kind after the other, buckets fill otherwise.
+    // Of 1 and 4 KiB in turns; if all of one size come before those of the other, buckets fill
+    // otherwise.
     std::vector<at::Tensor> parameters;
     std::vector<size_t> order;
     for (size_t i = 0; i < 8; ++i) {
@@ -220,7 +221,7 @@ TEST(BucketOrder, AStepThatThrowsBeforeItsBackwardHasTheNewBuckets) {
   }
 }
 
-// What has changed was in the buckets, too; the order stays.
+// Parameters of another shape need new buckets too; the order stays.
 TEST(BucketOrder, IsKeptForParametersOfAnotherShape) {
   const Chain chain(kApart);
   GradientReducer reducer(chain.parameters, in_threes());
@@ -231,7 +232,7 @@ TEST(BucketOrder, IsKeptForParametersOfAnotherShape) {
   EXPECT_TRUE(size() == 1 || chain.neighbours_share_buckets());
 }
 
-// What came before it is no order.
+// The gradients before the exception make no order.
 TEST(BucketOrder, IsNotThatOfABackwardPassThatWasGivenUp) {
   const Chain chain(kApart);
   GradientReducer reducer(chain.parameters, in_threes());
@@ -249,7 +250,7 @@ TEST(BucketOrder, IsNotThatOfABackwardPassThatWasGivenUp) {
   EXPECT_TRUE(size() == 1 || chain.neighbours_share_buckets());
 }
 
-// A rank that has joined would come back with other buckets than the others.
+// A rank that comes back from join() would have other buckets than the other ranks.
 TEST(BucketOrder, ComesWhenAllRanksTakePart) {
   if (size() == 1) return;
   const Chain chain(kApart);

@@ -47,7 +47,7 @@ TEST(ClipValue, OfNRanksAgainstOneProcess) {
   }
 }
 
-// The elements, and not the values that add up to them.
+// The elements are clipped, and not the values of one row before they are added up.
 TEST(ClipValue, OfGradientsThatStaySparse) {
   const at::Tensor w = leaf({4, 2});
   DistributedOptimizer optimizer(optim::SGD({w}, 1.0), {{"w", w}},
@@ -59,7 +59,7 @@ TEST(ClipValue, OfGradientsThatStaySparse) {
   EXPECT_TRUE(w[1].equal(at::ones({2})));
 }
 
-// By all ranks, also by those that do not get its gradient.
+// All ranks refuse it, also those that do not get its gradient.
 TEST(ClipValue, ComplexParametersAreRefused) {
   for (const bool shards : {false, true}) {
     std::vector<at::Tensor> parameters = {at::ones({3}, at::kComplexFloat).requires_grad_(),

@@ -28,7 +28,7 @@ at::Tensor complex_leaf(std::vector<int64_t> shape, at::ScalarType dtype = at::k
   return leaf(std::move(shape), dtype);
 }
 
-// The gradient in w is `by` times the factor, whose conjugate LibTorch multiplies by.
+// LibTorch multiplies by the conjugate, so the gradient in w is `by` times kFactor.
 at::Tensor loss_of(const at::Tensor& w, double by) {
   return at::real(w * at::scalar_tensor(std::conj(kFactor), w.options()) * by).sum();
 }
@@ -128,7 +128,7 @@ TEST(ComplexGradients, TravelInBlocksOfInt8) {
   expect_factor(more, mean_of_ranks(), 0.02);
 }
 
-// What the functions of a program see.
+// What the function of before_bucket() sees.
 TEST(ComplexGradients, InBucketsOfTheirOwn) {
   const at::Tensor w = complex_leaf({3}), v = complex_leaf({2}), real = leaf({4});
   GradientReducer reducer({{"w", w}, {"real", real}, {"v", v}});
@@ -256,7 +256,7 @@ TEST(ComplexGradients, TrainAsOneProcessDoes) {
   }
 }
 
-// The others' loss is a real number.
+// The other ranks' loss is a real number.
 TEST(ComplexGradients, OfARankWithoutALoss) {
   const at::Tensor w = complex_leaf({3});
   DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}});

@@ -21,7 +21,8 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
          at::equal(a.contiguous().view(at::kInt), b.contiguous().view(at::kInt));
 }
 
-// Of this rank; with subnormal and infinite numbers, and such as become so in 16 bits.
+// The values of this rank, among them subnormal and infinite ones, and some that become so in 16
+// bits.
 at::Tensor random_values(at::IntArrayRef shape, int64_t seed) {
   at::manual_seed(static_cast<uint64_t>(seed * 100 + rank()));
   at::Tensor values = at::randn(shape) * at::pow(2.0, at::randint(-30, 20, shape));
@@ -120,13 +121,13 @@ std::vector<at::Tensor> results(const Program& program, GradientReducerOptions o
     reducer.synchronize();
     for (const at::Tensor& each : {w, v}) {
       all.push_back(each.grad().defined() ? each.grad().clone() : at::zeros({}));
-      if (step > 0) each.mutable_grad().reset();  // once the next step adds to it
+      if (step > 0) each.mutable_grad().reset();  // after step 0 the next one adds to it
     }
   }
   return all;
 }
 
-// Where gradients are looked at first (check_finite), they are narrowed when their bucket goes.
+// With check_finite gradients are first looked at, and narrowed when their bucket is sent.
 void expect_alike(const Program& program, GradientReducerOptions options = {}) {
   const std::vector<at::Tensor> in_hooks = results(program, options, false);
   const std::vector<at::Tensor> when_sent = results(program, options, true);
@@ -139,7 +140,7 @@ void expect_alike(const Program& program, GradientReducerOptions options = {}) {
 
 double fine(int of) { return of + rank() + 1.0 / 4099; }
 
-// Both in one bucket, which the second parameter holds back while more comes for the first.
+// Both parameters are in one bucket. It waits for the second, while more comes for the first.
 TEST(CompressedGradients, SeveralInOneRoundAddUpBeforeTheyAreRounded) {
   expect_alike(
       [](const at::Tensor& w, const at::Tensor& v, GradientReducer&) {
@@ -197,7 +198,7 @@ TEST(CompressedGradients, OnesWithAGraphStayWhatTheyAre) {
   });
 }
 
-// The view of the bucket is the program's to change; what it has made of it is not the gradient.
+// The program may change the tensor that views the bucket; its new values are not the gradient.
 TEST(CompressedGradients, ATensorThatTheProgramHasChangedIsNotTakenForTheBucket) {
   expect_alike([](const at::Tensor& w, const at::Tensor& v, GradientReducer& reducer) {
     (weighted(w, fine(1)) + weighted(v, fine(2))).backward();
@@ -217,7 +218,7 @@ TEST(CompressedGradients, ComeFromABackwardInInferenceMode) {
   });
 }
 
-// before_bucket() may come when gradients are under way already; it sees them all the same.
+// before_bucket() may be called when gradients are on their way already; it sees these too.
 TEST(CompressedGradients, AFunctionThatSeesTheBucketSeesWhatCameBeforeIt) {
   const auto halve = [](const BucketView& bucket) { bucket.flat.mul_(0.5); };
   expect_alike(

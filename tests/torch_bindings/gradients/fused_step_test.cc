@@ -78,8 +78,9 @@ void expect_same_state(optim::Optimizer& found, optim::Optimizer& expected) {
 
 constexpr int kManySteps = 6;
 
-// `fused`: in which steps the one optimizer makes fused steps; the other never does. `factor`: what
-// gradients are multiplied by, for the other optimizer before its step.
+// `fused`: the steps that the one optimizer fuses; the other never does. `factor`: the one
+// optimizer scales gradients by it in its fused pass, the other's gradients are multiplied before
+// its step.
 template <class Opt, class Options>
 void compare(
     const Options& options, at::ScalarType dtype, double tolerance,
@@ -103,7 +104,8 @@ void compare(
     }
     for (size_t i = 0; i < stock.size(); ++i) {
       SCOPED_TRACE(testing::Message() << "step " << step << ", parameter " << i << " of " << dtype);
-      // A graph that was made before the step is as valid or outdated as it would be.
+      // A graph from before the step counts as outdated after a fused step where it would after
+      // LibTorch's.
       EXPECT_EQ(mine[i]._version() > 0, stock[i]._version() > 0);
       if (tolerance == 0) {
         ASSERT_TRUE(mine[i].equal(stock[i]));
@@ -191,7 +193,7 @@ TEST(FusedAdam, IsWithinRoundingOfTheOptimizer) {
 
 bool always(int /*step*/) { return true; }
 
-// .grad holds what the step has used, as clip_grad_norm_() would leave it.
+// After the step .grad holds the gradient that it has used, as after clip_grad_norm_().
 TEST(FusedStep, ScalesGradientsInItsPass) {
   constexpr double kFactor = 0.3;
   for (const optim::SGDOptions& options : all_sgd_options()) {
@@ -236,7 +238,7 @@ TEST(GradientNorm, IsThatOfLibTorch) {
   }
 }
 
-// As an archive or a broadcast may leave it. The values stay, and all ranks can go on fused.
+// An archive or a broadcast may leave state so. The values stay, and all ranks can go on fused.
 TEST(FusedSgd, StateThatLiesOtherwiseInMemoryIsLaidOutAnew) {
   const auto options = optim::SGDOptions(0.1).momentum(0.9);
   const auto make_one = [&] {
@@ -262,7 +264,7 @@ TEST(FusedSgd, StateThatLiesOtherwiseInMemoryIsLaidOutAnew) {
   EXPECT_EQ(momentum(other).strides(), parameter.strides());
 }
 
-// Nothing has changed, and the text says why.
+// The optimizer has changed nothing, and the text says why.
 template <class Opt>
 void expect_refused(Opt& optimizer, FusedStep wish, const std::string& why) {
   FusedUpdate update(wish);

@@ -24,7 +24,7 @@ struct DampedSgd : optim::SGD {
   int steps = 0;
 };
 
-// A step of its own stays the program's.
+// A derived class with a step() of its own is not fused.
 TEST(FusedTraining, LeavesStepsOfDerivedClassesToThem) {
   Net net = make_net(at::kFloat);
   DistributedOptimizer optimizer(DampedSgd(net->parameters(), 0.1), *net);
@@ -89,7 +89,7 @@ TEST(FusedTraining, OfAdamIsWithinRounding) {
                          *train<optim::AdamW>(adamw, FusedStep::Never, Loop::Plain), 1e-6);
 }
 
-// The receivers lay the state out as the parameter; the root has its own order.
+// The receivers lay the state out as the parameter; on the root it lies in another order.
 TEST(FusedTraining, AllRanksFuseFromBroadcastState) {
   Net net = make_net(at::kFloat);
   const at::Tensor weight = net->conv->weight;
@@ -113,7 +113,7 @@ TEST(FusedTraining, AllRanksFuseFromBroadcastState) {
   expect_equal_on_all_ranks(*net);
 }
 
-// Replicas would go apart in their last bits.
+// Otherwise the replicas would differ in their last bits.
 TEST(FusedTraining, OfSomeRanksAloneIsAMismatch) {
   if (size() == 1) GTEST_SKIP() << "one rank can't differ";
   Net net = make_net(at::kFloat);

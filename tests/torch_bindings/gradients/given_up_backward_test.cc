@@ -1,5 +1,5 @@
-// A backward() that ends by an exception on one rank: the others must not wait for it, nor take its
-// next one for this one.
+// A backward() that ends by an exception on one rank: the other ranks must not wait for it, nor
+// take that rank's next backward() for this one.
 #include <exception>
 #include <stdexcept>
 #include <string>
@@ -19,7 +19,7 @@ using testing::HasSubstr;
 using testing::StartsWith;
 using namespace testing_support;
 
-// Of Horon and of the program.
+// Catches errors of Horon and of the program.
 template <class Call>
 std::string any_error_of(const Call& call) {
   try {
@@ -52,7 +52,7 @@ class GivenUpBackward : public testing::Test {
     expect_gradient(early, factor * mean_of_ranks());
     expect_gradient(late, factor * mean_of_ranks());
   }
-  // Of this rank: its own exception, or what it is told.
+  // `error` is what this rank got: its own exception, or what it is told of rank 0's.
   static void expect_told(const std::string& error, bool failed_here) {
     if (failed_here) {
       EXPECT_THAT(error, HasSubstr("the program's own"));
@@ -77,7 +77,7 @@ TEST_F(GivenUpBackward, TheOthersAreToldInThatStepAndTheNextOneIsRight) {
       EXPECT_EQ(error, "no error");
       expect_means(step);
     }
-    // Who waited for the other ranks' gradients here would wait for ever.
+    // A rank that waited for the other ranks' gradients here would wait for ever.
     (void)allreduce(at::ones({1}), {.name = "metric"});
   }
 }
@@ -111,7 +111,7 @@ TEST_F(GivenUpBackward, WhereTheStepReduces) {
   }
 }
 
-// Where backward() and the step are apart in the program.
+// The program calls backward() and the step apart from each other.
 TEST_F(GivenUpBackward, TheStepOfTheRankThrowsToo) {
   GradientReducer reducer({{"early", early}, {"late", late}}, in_flight());
   for (int step = 1; step <= 4; ++step) {
@@ -150,7 +150,7 @@ TEST_F(GivenUpBackward, JoinMayFollow) {
   }
 }
 
-// Runs another backward() in its own, which may throw, and goes on without it.
+// Its backward() runs another backward(), which may throw, and then goes on without it.
 struct TriesAnother : ::torch::autograd::Function<TriesAnother> {
   static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const at::Tensor& other, bool fails) {
@@ -288,7 +288,7 @@ TEST_F(GivenUpBackward, SettingsOfTheNextStepMayFollow) {
   }
 }
 
-// The step has no gradients then, on no rank.
+// The step then has no gradients, on no rank.
 TEST_F(GivenUpBackward, SynchronizeAfterwardsWaitsForAllRanks) {
   GradientReducer reducer({{"early", early}, {"late", late}}, alone());
   expect_told(any_error_of([&] { loss(early, late, 1, rank() == 0).backward(); }), rank() == 0);
@@ -335,7 +335,7 @@ TEST_F(GivenUpBackward, WhereNothingIsReducedTheOthersHearNothing) {
   expect_means(1);
 }
 
-// Nothing of a reducer that is gone is used, and the collectives of its next one are its own.
+// Nothing of the ended reducer is used again, and the next one has collectives of its own.
 TEST_F(GivenUpBackward, TheReducerMayEndThen) {
   for (int round = 0; round < 3; ++round) {
     clear();
@@ -344,7 +344,7 @@ TEST_F(GivenUpBackward, TheReducerMayEndThen) {
   }
 }
 
-// The replicas are not what they were, and this is told; nothing else is wrong.
+// The replicas have gone apart, which is the only error that is told.
 TEST(GivenUpStep, AStepThatOneRankHasLeftEndsWithABroadcast) {
   if (size() == 1) return;
   const at::Tensor w = leaf({3});

@@ -1,5 +1,5 @@
-// The memory of buckets on a GPU belongs to the stream in which they were made. It must live until
-// the streams that train have come to its end.
+// The memory of buckets on a GPU belongs to the stream in which the buckets were made. It must live
+// until the streams that train have used it for the last time.
 #include <chrono>
 #include <optional>
 #include <thread>

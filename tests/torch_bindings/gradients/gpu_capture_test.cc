@@ -25,7 +25,7 @@ using namespace testing_support;
 using testing::AllOf;
 using testing::HasSubstr;
 
-// In the current stream of the device of this rank.
+// A capture in the current stream of this rank's device.
 class Capture {
  public:
   Capture() : stream_(torch_detail::current_stream(device()).native_handle()) {
@@ -89,8 +89,8 @@ TEST(GpuCapture, CollectivesAreMadeAtEachLaunch) {
   expect_all(allreduce_(eager, {.op = ReduceOp::Sum}), sum_of_ranks());
 }
 
-// step() after a launch finds gradients that the graph has reduced. It asks the other ranks
-// nothing.
+// After a launch, step() finds gradients that the graph has reduced already. It then asks the other
+// ranks nothing.
 TEST(GpuCapture, StepsAfterALaunchDoNotReduceAgain) {
   const at::Tensor w = on_gpu({40}).requires_grad_(true);
   DistributedOptimizer optimizer(torch::optim::SGD({w}, 0.5), {{"w", w}}, {.op = ReduceOp::Sum});
@@ -163,7 +163,7 @@ TEST(GpuCapture, AReducerIsWholeAfterARefusal) {
   expect_all(w.detach(), -0.5 * sum_of_ranks());
 }
 
-// A graph would keep the scale of its capture, and the steps behind divide by another one.
+// The graph would keep the scale of its capture, while the steps after it divide by another scale.
 TEST(GpuCapture, AScaleThatMayChangeIsRefused) {
   const at::Tensor loss = on_gpu({});
   const amp::GradScaler scaler;

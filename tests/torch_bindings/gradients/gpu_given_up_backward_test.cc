@@ -1,5 +1,5 @@
-// A backward() that ends by an exception on one rank, on GPUs: there the engine's own threads run
-// it, and what it has left ends a little later than it.
+// A backward() that ends by an exception on one rank, on GPUs. There the engine's own threads run
+// it, and their work may end a little later than the call.
 #include <exception>
 #include <stdexcept>
 #include <string>

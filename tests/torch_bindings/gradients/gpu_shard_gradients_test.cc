@@ -88,7 +88,7 @@ TEST(GpuShardGradients, NothingWaitsOnTheHost) {
   }
 }
 
-// What is not finite is in one gradient, which one rank has.
+// One gradient of one rank is infinite in step 3.
 TEST(GpuShardGradients, AStepThatAllLeaveOut) {
   for (const bool unscales : {false, true}) {
     const auto train = [&](Training& training) {
@@ -113,7 +113,8 @@ TEST(GpuShardGradients, AStepThatAllLeaveOut) {
   }
 }
 
-// The launch of a graph reduces to the owners too, and the step behind it sends what they move.
+// The graph reduces to the owners too. The step after its launch sends the parameters that they
+// move.
 void expect_steps_behind_graphs(bool to_owners_alone) {
   std::vector<at::Tensor> weights;
   NamedTensors named;

@@ -234,7 +234,7 @@ TEST(GpuTraining, BackwardOnSideStreams) {
   expect_near(other.model->parameters(), trained_alone<optim::SGD>(momentum(), 6));
 }
 
-// Between the end of autograd's work on a gradient and the copy into its bucket.
+// Sleeps in the stream after autograd's work on a gradient and before the copy into its bucket.
 struct SleepsInItsStream final : torch::autograd::PostAccumulateGradHook {
   void operator()(const torch::autograd::Variable& /*parameter*/) override {
     test::enqueue_in_current_stream(
@@ -242,7 +242,7 @@ struct SleepsInItsStream final : torch::autograd::PostAccumulateGradHook {
   }
 };
 
-// The gradient that comes first is still to be written when the other one submits their bucket.
+// The first gradient is still being written when the second one submits their bucket.
 TEST(GpuTraining, ABucketWrittenFromTwoStreamsIsWeighedBehindBoth) {
   const c10::Stream side = test::new_stream(device().index());
   const auto options = at::TensorOptions().device(device());
@@ -275,7 +275,7 @@ TEST(GpuTraining, ABucketWrittenFromTwoStreamsIsWeighedBehindBoth) {
   }
 }
 
-// Six steps of training in which `fault` is planted: does the model become what it should?
+// Whether six steps of training with a planted `fault` make the model that they should.
 bool trains_rightly_with(test::Fault fault, int us) {
   DistributedOptimizerOptions options = kSmallBuckets;
   options.check_replicas = false;
@@ -307,7 +307,7 @@ TEST(GpuTraining, AMissingOrderIsSeen) {
   }
 }
 
-// One rank's gradients are infinite in step 3, which no rank makes.
+// One rank's gradients are infinite in step 3, so no rank makes that step.
 TEST(GpuTraining, AScalerWaitsOnceInAStepAndLeavesOutWhatIsNotFinite) {
   for (const bool unscaled_first : {false, true}) {
     Training training;
@@ -383,7 +383,8 @@ TEST(GpuTraining, AModelThatMovesToTheGpuIsFollowed) {
                                  model->named_parameters(), kSmallBuckets);
   for (int i = 0; i < 4; ++i) {
     if (i == 1) model->to(device());
-    // Before its first step on the GPU the optimizer has no state there.
+    // Drops the state on the CPU, since the optimizer must have none on the GPU before its first
+    // step there.
     if (i == 1) optimizer.state().clear();
     optimizer.zero_grad();
     loss_of(model, i == 0 ? batch(0, rank()) : batch(i, rank()).to(device())).backward();

@@ -61,7 +61,7 @@ TEST_F(GpusOfNoRank, WhereLibTorchHasSomeIsSaid) {
   EXPECT_EQ(is_said, rank() == 0) << told;
 }
 
-// Of all trainers; each takes its part.
+// The rows of all trainers, of which each takes its part.
 at::Tensor all_rows(int step, int trainers) {
   const at::Tensor values = at::arange(4 * trainers * 3, at::kFloat).add_(step).mul_(0.3).sin();
   return values.view({-1, 3});

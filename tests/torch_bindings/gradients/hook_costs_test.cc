@@ -31,7 +31,7 @@ enum class Pass : uint8_t {
   SecondRound,     // the first has reduced
 };
 
-// The least of several backward() in the steady state, over so many parameters.
+// The least count in several backward() passes in the steady state, over `parameters` parameters.
 int64_t count_in_backward(Counter count, int64_t parameters, int64_t elements,
                           std::optional<GradientReducerOptions> options, Pass pass = Pass::Only) {
   if (options && pass == Pass::SecondOfTwo) options->backward_passes_per_step = 2;
@@ -61,8 +61,8 @@ int64_t count_in_backward(Counter count, int64_t parameters, int64_t elements,
   return least;
 }
 
-// What reducing adds for each gradient. What it adds for a round varies, as the thread that waits
-// may run the loop, but not with the gradients.
+// What reducing adds for each gradient. It also adds something for each round, which varies, as the
+// waiting thread may run the loop, but does not depend on the number of gradients.
 double for_each_gradient(Counter count, Pass pass = Pass::Only, WaitIn wait_in = WaitIn::Backward) {
   constexpr int64_t elements = 16;
   const auto added = [=](int64_t parameters) {
@@ -75,7 +75,7 @@ double for_each_gradient(Counter count, Pass pass = Pass::Only, WaitIn wait_in =
   return static_cast<double>(added(many) - added(few)) / (many - few);
 }
 
-// What one bucket more adds, for as many gradients: each in a bucket of its own, and two in each.
+// What one more bucket adds: the same gradients in a bucket each, and in buckets of two.
 double for_each_bucket(Counter count, int64_t parameters, int64_t elements) {
   const auto with_buckets_of = [&](int64_t gradients) {
     const int64_t bytes = gradients * elements * int64_t{sizeof(float)};
@@ -92,8 +92,8 @@ TEST(HookCosts, OneAllocationForEachGradientWhichLibTorchAsksFor) {
   EXPECT_NEAR(for_each_gradient(testing_support::allocations_of_this_thread), 1, 0.1);
 }
 
-// The handle, the name and the list of memory of its submission, and what the op keeps while it
-// runs. The rest depends on which thread steps the loop.
+// A bucket's submission allocates a handle, a name and a list of memory, and the op keeps something
+// while it runs. How much more there is depends on which thread steps the loop.
 TEST(HookCosts, FewAllocationsForEachBucket) {
   const Counter count = testing_support::allocations_of_this_thread;
   const double small = for_each_bucket(count, 200, 64);
@@ -128,8 +128,8 @@ TEST(HookCosts, NoLock) {
   EXPECT_EQ(testing_support::locks_of_this_thread(), before + 1) << "they are not counted";
 }
 
-// Of memory that is freed and allocated again, as by the steps of a training: the part that takes
-// page faults.
+// The share of page faults in memory that is freed and allocated again, as by the steps of a
+// training.
 double part_that_faults() {
   constexpr int64_t pieces = 160;
   constexpr int64_t bytes = 1 << 20;  // of each

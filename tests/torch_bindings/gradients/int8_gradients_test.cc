@@ -30,14 +30,14 @@ bool rounds() { return topology().host_count() > 1 && ops::runtime().config().al
 
 GradientReducerOptions in_int8() { return {.compression = Compression::Int8}; }
 
-// What rank `of` gives; each rank knows it of all. Blocks differ by orders of magnitude.
+// The values of rank `of`, which every rank can compute. Blocks differ by orders of magnitude.
 at::Tensor values_of(int of, int64_t count, int64_t step) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(1 + of + 100 * step);
   const at::Tensor block = at::arange(count).div(ops::kInt8BlockElements, "floor");
   return at::randn({count}, generator, at::kFloat) * at::pow(10, block.remainder(7) - 3.0);
 }
 
-// The largest magnitude of each block of a tensor that begins with one, for each of its elements.
+// For each element the largest magnitude in its block; the tensor begins with a block.
 at::Tensor largest_of_block(const at::Tensor& values) {
   const int64_t count = values.numel();
   const int64_t rest =
@@ -47,8 +47,8 @@ at::Tensor largest_of_block(const at::Tensor& values) {
   return std::get<0>(blocks.max(1)).repeat_interleave(ops::kInt8BlockElements).narrow(0, 0, count);
 }
 
-// The mean over these ranks. The sum of each host is rounded to half a step, and with three hosts
-// or more the result. `travels`: in blocks, between hosts.
+// Expects the mean over these ranks. The sum of each host is rounded to half a step, and with three
+// hosts or more the result too. `travels`: it travels between hosts in blocks.
 void expect_mean_of(const std::vector<int>& ranks, const at::Tensor& result, int64_t step,
                     bool travels) {
   const int64_t count = result.numel();
@@ -105,7 +105,7 @@ TEST(Int8Gradients, AreWithinHalfAStepAndTheSameOnAllRanks) {
   }
 }
 
-// Its blocks do not depend on what else is ready.
+// The blocks of a tensor do not depend on which other tensors are ready.
 TEST(Int8Gradients, ATensorIsRoundedAloneAlsoBesideOthers) {
   for (int64_t step = 0; step < 4; ++step) {
     const AllreduceOptions options = {.compression = Compression::Int8};
@@ -129,7 +129,7 @@ TEST(Int8Gradients, ShortTensorsAndOtherReductionsAreExact) {
                         few * size()));
 }
 
-// One NaN makes its block NaN, and the rounds after it are what they would have been.
+// One NaN makes its whole block NaN, but changes nothing in later rounds.
 TEST(Int8Gradients, NanIsSeenOnAllRanksAndDoesNotStay) {
   const at::Tensor w = leaf({kLong});
   GradientReducer reducer({{"w", w}}, in_int8());
@@ -152,8 +152,8 @@ TEST(Int8Gradients, NanIsSeenOnAllRanksAndDoesNotStay) {
   }
 }
 
-// What the ranks tell each other rides on the bucket, in a block of its own, also beside gradients
-// of 1e30.
+// What the ranks tell each other rides on the bucket in a block of its own, so it arrives also
+// beside gradients of 1e30.
 TEST(Int8Gradients, WhatTheRanksTellEachOtherIsNotRoundedAway) {
   const at::Tensor w = leaf({kLong});
   GradientReducer reducer({{"w", w}}, in_int8());
@@ -168,7 +168,7 @@ TEST(Int8Gradients, WhatTheRanksTellEachOtherIsNotRoundedAway) {
               testing::AllOf(testing::StartsWith(kMismatch), testing::HasSubstr("\"w\"")));
 }
 
-// It shares blocks with gradients that are far larger.
+// The older value shares blocks with gradients that are far larger.
 TEST(Int8Gradients, AnOlderValueThatNobodyAddsToStaysAsItWas) {
   const at::Tensor w = leaf({kLong}), v = leaf({7});
   GradientReducer reducer({{"w", w}, {"v", v}}, in_int8());
@@ -220,7 +220,7 @@ TEST(Int8Gradients, OtherDtypesIgnoreIt) {
   EXPECT_TRUE(at::allclose(w.grad(), mean / size(), 1e-12, 1e-12));
 }
 
-// The first rank and the last one, which are on two hosts if there are any.
+// The set is the first rank and the last one, which are on two hosts if there are several.
 TEST(Int8Gradients, AProcessSetRoundsWhatItsOwnHostsHave) {
   const std::vector<int> ends = {0, size() - 1};
   const ProcessSet set = add_process_set(ends);
@@ -234,7 +234,7 @@ TEST(Int8Gradients, AProcessSetRoundsWhatItsOwnHostsHave) {
   remove_process_set(set);
 }
 
-// Its zeros need no rounding, and the average is that of the others.
+// The joined rank's zeros need no rounding, and the average is that of the other ranks.
 TEST(Int8Gradients, ARankThatHasJoinedAddsNothing) {
   if (rank() < size() - 1) {
     const at::Tensor mean =

@@ -21,7 +21,7 @@ using namespace testing_support;
 constexpr int64_t kLong = 3000;  // elements: more than 4 KiB
 constexpr int64_t kShort = 7;
 
-// Of float32 before it is summed or divided.
+// The rounding error of float32 arithmetic, without the wire.
 constexpr double kFloatError = 1e-6;
 
 double wire_error() {
@@ -30,7 +30,7 @@ double wire_error() {
   return dtype == "bfloat16" ? std::ldexp(1, -8) : std::ldexp(1, -11);
 }
 
-// What rank `of` gives; each rank knows it of all.
+// The values of rank `of`, which every rank can compute.
 at::Tensor values_of(int of, int64_t count, int64_t step) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(1 + of + 100 * step);
   return at::randn({count}, generator, at::kFloat);
@@ -54,7 +54,7 @@ Expected expected_of(int64_t count, int64_t step) {
     expected.mean += host / size();
     expected.bound += host.abs() / size();
   }
-  // The sum of each host is rounded, and with three hosts or more the result.
+  // The sum of each host is rounded, and with three hosts or more the result too.
   if (topology.host_count() > 2) expected.bound += expected.mean.abs() * 1.01;
   return expected;
 }
@@ -90,7 +90,7 @@ TEST(NarrowWire, GradientsAreWithinItsRoundingAndTheSameOnAllRanks) {
   }
 }
 
-// A bucket counts as one tensor: what is short in it is rounded with the rest.
+// A bucket counts as one tensor: a short gradient in a long bucket is rounded with the rest.
 TEST(NarrowWire, AShortGradientIsRoundedInALongBucketOnly) {
   const at::Tensor w = leaf({kLong}), v = leaf({kShort});
   for (const bool shares_bucket : {true, false}) {

@@ -68,7 +68,7 @@ TEST(OlderGradient, StaysIfAHookReplacesIt) {
   }
 }
 
-// A second gradient of the step, out of place too.
+// The step adds a second gradient, out of place too.
 TEST(OlderGradient, StaysUnderTwoNewOnes) {
   for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
     const at::Tensor w = leaf({3});
@@ -84,7 +84,7 @@ TEST(OlderGradient, StaysUnderTwoNewOnes) {
   }
 }
 
-// The program writes to the gradient that autograd has made, as clipping does: it is still the sum.
+// As clipping does, the program writes to the gradient that autograd has made: it is still the sum.
 TEST(OlderGradient, StaysIfTheProgramWritesToWhatHasAGraph) {
   for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
     for (const Compression compression : {Compression::None, Compression::BFloat16}) {

@@ -157,7 +157,7 @@ TEST(TrainingOptions, EarlyStepMovesNothing) {
   expect_equal_on_all_ranks(*net);
 }
 
-// The weight is given once for the step, or in each evaluation.
+// `in_closure`: the weight is given in each evaluation, and not once for the step.
 void expect_weighted_loss_of_lbfgs(bool in_closure) {
   const auto options = optim::LBFGSOptions(0.5).max_iter(4);
   const int64_t samples = size() * (size() + 1) / 2;
@@ -192,7 +192,7 @@ TEST(TrainingOptions, WeightedLossDecidesOfLbfgs) {
   expect_weighted_loss_of_lbfgs(false);
 }
 
-// The last rank has no samples, and its closure no loss: the others' is that of all.
+// The last rank has no samples, and its closure returns no loss; all get the other ranks' loss.
 TEST(TrainingOptions, ARankWithoutALossKeepsNobodyWaiting) {
   if (size() == 1) return;
   const bool has_none = rank() == size() - 1;

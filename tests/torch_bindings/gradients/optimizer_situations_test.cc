@@ -55,8 +55,8 @@ struct Gan {
   }
 
   bool toggles = false;
-  // Without it, the discriminator's gradients of the generator's pass are thrown away by its
-  // module.
+  // If it is false, the discriminator's zero_grad() drops the gradients that the generator's pass
+  // has left in the discriminator.
   template <class Optimizer>
   void step(Optimizer& of_generator, Optimizer& of_discriminator, const at::Tensor& real,
             const at::Tensor& noise) {
@@ -178,7 +178,8 @@ TEST(Situations, GraphIsKeptForASecondLoss) {
   expect_same_parameters(*net, *alone, 1e-9);
 }
 
-// What .grad was is the program's, as in a plain program; a view of it is one of the bucket.
+// The program may keep the tensor that .grad was, as without Horon, also where it is a view of a
+// bucket.
 TEST(Situations, GradientsKeptByTheProgram) {
   for (const Compression compression : {Compression::None, Compression::BFloat16}) {
     const at::Tensor w = at::ones({3}).requires_grad_(true), v = at::ones({2}).requires_grad_(true);
@@ -206,7 +207,7 @@ TEST(Situations, GradientsKeptByTheProgram) {
   }
 }
 
-// Nothing is copied, and .grad stays the same tensor.
+// If the program keeps no gradient, nothing is copied, and .grad stays the same tensor.
 TEST(Situations, GradientsNotKeptByTheProgram) {
   const at::Tensor w = at::ones({3}).requires_grad_(true);
   DistributedOptimizer optimizer(optim::SGD({w}, 0.1), NamedTensors{{"w", w}});
@@ -240,7 +241,7 @@ TEST(Situations, OptimizerIsMoved) {
   expect_same_parameters(*net, *alone, 1e-9);
 }
 
-// Saved by one, loaded by another, distributed or plain: all go on alike.
+// One optimizer saves and another loads, each distributed or plain: all go on alike.
 template <class Opt, class Options>
 void save_and_load(const Options& options) {
   using Distributed = DistributedOptimizer<Opt>;

@@ -90,10 +90,10 @@ TEST(Training, ClosureOfSgd) {
   compare<optim::SGD>(optim::SGDOptions(0.1).momentum(0.9), at::kDouble, 1e-9, true);
 }
 
-// LBFGS calls the closure as often as its line search wants, by loss and gradient: on all ranks
+// LBFGS calls the closure as often as its line search wants, by loss and gradient, so on all ranks
 // alike. It divides by differences of gradients, so a rounding error grows tenfold in two steps,
-// and sooner or later turns a decision of the line search: on one kind of CPU within 20 steps.
-// After six another last bit of the first parameters changes the last ones by 2e-12 at most.
+// and sooner or later changes a decision of the line search: on one kind of CPU within 20 steps.
+// After six steps, another last bit of the first parameters changes the last ones by 2e-12 at most.
 TEST(Training, ClosureOfLbfgs) {
   const auto options =
       optim::LBFGSOptions(0.5).max_iter(4).line_search_fn(std::string("strong_wolfe"));
@@ -112,7 +112,8 @@ TEST(Training, SumOfGradientsIsTheirAverageTimesRanks) {
   expect_same_parameters(*net, *alone, 1e-9);
 }
 
-// Clipping looks at the reduced gradients: after backward(), or synchronize() where that waits.
+// Clipping looks at the reduced gradients: after backward(), or after synchronize() with
+// WaitIn::Step.
 void clip_and_compare(WaitIn wait_in) {
   Net alone = make_net(at::kDouble);
   Net net = make_net(at::kDouble);
@@ -139,7 +140,7 @@ void clip_and_compare(WaitIn wait_in) {
 TEST(Training, ClippingAfterBackward) { clip_and_compare(WaitIn::Backward); }
 TEST(Training, ClippingAfterSynchronize) { clip_and_compare(WaitIn::Step); }
 
-// Learning rate schedulers, saving and loading take it for the optimizer that it is.
+// Learning rate schedulers, saving and loading take it for the optimizer that it derives from.
 TEST(Training, IsAnOptimizer) {
   Net net = make_net(at::kFloat);
   DistributedOptimizer optimizer(optim::Adam(net->parameters(), optim::AdamOptions(0.01)),
@@ -161,9 +162,9 @@ TEST(Training, IsAnOptimizer) {
   EXPECT_GT(loaded.state().size(), 0u);
 }
 
-// Three small buckets and what the ranks tell each other about a step: whether they fuse depends on
-// time, whether they are frozen does not. Between hosts a start is one message up and one down for
-// each host but rank 0's; several starts may share them.
+// A step has three small buckets and what the ranks tell each other about it. Time decides whether
+// they fuse, but not whether they are frozen. Between hosts a start takes one message up and one
+// down for each host but rank 0's; several starts may share them.
 TEST(Training, AFrozenStepSendsNothingOnAHostAndLittleBetweenHosts) {
   if (size() == 1) GTEST_SKIP() << "one rank alone freezes nothing";
   const SessionWithoutLimits session;

@@ -49,8 +49,8 @@ TEST(Optimizer, BothZeroGradsOfOptimizerAndModule) {
   }
 }
 
-// The gradients of a pass that is not meant to count (a generator trained through a discriminator)
-// are dropped while they are being reduced.
+// zero_grad() drops the gradients of a pass that is not meant to count (a generator trained through
+// a discriminator) while they are being reduced.
 TEST(Optimizer, ZeroGradBetweenTwoPasses) {
   for (const bool set_to_none : {true, false}) {
     Pair pair;
@@ -68,7 +68,7 @@ TEST(Optimizer, ZeroGradBetweenTwoPasses) {
   }
 }
 
-// The result of the last step, which a Sum keeps aside while a pass adds to it, is dropped too.
+// It also drops the result of the last step, which a Sum keeps aside while a pass adds to it.
 TEST(Optimizer, ZeroGradBetweenTwoPassesDropsTheLastStep) {
   for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Sum}) {
     const double once = op == ReduceOp::Sum ? sum_of_ranks() : mean_of_ranks();
@@ -121,7 +121,7 @@ TEST(Optimizer, UnusedParametersDoNotMove) {
   }
   expect_value(pair->b, 1);
   EXPECT_LT(pair->a[0].item<double>(), 0.9);
-  // It comes into use, on another rank, in a bucket that is under way without it.
+  // `b` comes into use on another rank, in a bucket that is already on its way without it.
   optimizer.zero_grad();
   at::Tensor loss = weighted(pair->a, 1);
   if (rank() == size() - 1) loss = loss + weighted(pair->b, size());
@@ -149,7 +149,7 @@ TEST(Optimizer, SynchronizeThenStepReducesOnce) {
   expect_value(pair->a, 1 - mean_of_ranks() / 2);
   EXPECT_GT(optimizer.exposed_wait_seconds(), 0);
 
-  // A gradient that comes in between would not be reduced.
+  // A gradient that comes between synchronize() and step() would not be reduced.
   optimizer.zero_grad();
   optimizer.synchronize();
   weighted(pair->b, 1).backward();
@@ -195,7 +195,7 @@ TEST(Optimizer, AddedParameterGroup) {
   EXPECT_EQ(optimizer.statistics().buckets, 3);
 }
 
-// As many as before, but not the same.
+// The group has as many parameters as before, but not the same ones.
 TEST(Optimizer, AParameterInThePlaceOfAnotherOneIsReduced) {
   for (const bool has_names : {true, false}) {
     const at::Tensor a = leaf({2}), b = leaf({3}), c = leaf({3}), d = leaf({3});
@@ -295,7 +295,7 @@ TEST(Optimizer, WrongParametersAreNamed) {
   reducer.synchronize();
 }
 
-// It would be trained by each rank's own gradients.
+// Each rank would train the parameter by its own gradients.
 TEST(Optimizer, AFrozenParameterWithoutAPlaceIsNamedWhenItIsUnfrozen) {
   if (size() == 1) return;
   const at::Tensor w = leaf({2}), z = at::ones({2}, at::kComplexHalf);

@@ -20,7 +20,7 @@ void forget(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& w : parameters) w.mutable_grad().reset();
 }
 
-// So that what follows is seen in a round that began as a plain one.
+// Runs plain rounds, so that the next round begins as a plain one.
 void run_plain_rounds(GradientReducer& reducer, const std::vector<at::Tensor>& parameters) {
   for (int step = 0; step < 3; ++step) {
     forget(parameters);
@@ -55,7 +55,7 @@ TEST(PlainRounds, ReduceTheirBucketsAndNothingElse) {
   }
 }
 
-// One rank recomputes what the others do not.
+// One rank recomputes a segment, and the other ranks do not.
 TEST(PlainRounds, ALatePartOfOneRankIsHeard) {
   const at::Tensor w = leaf({2}, at::kDouble), last = leaf({2}, at::kDouble);
   GradientReducer reducer({{"last", last}, {"w", w}}, alone());
@@ -74,7 +74,8 @@ TEST(PlainRounds, ALatePartOfOneRankIsHeard) {
   }
 }
 
-// The buckets that are left have nothing of any rank, and the news is in another one.
+// The buckets that are still to come hold nothing of any rank, and the rank's news is in another
+// one.
 TEST(PlainRounds, NewsOfARankWhoseLastBucketIsEmpty) {
   const at::Tensor w = leaf({2}, at::kDouble), unused = leaf({2}, at::kDouble);
   GradientReducer reducer({{"unused", unused}, {"w", w}}, alone());
@@ -90,7 +91,7 @@ TEST(PlainRounds, NewsOfARankWhoseLastBucketIsEmpty) {
   run_plain_rounds(reducer, {w, unused});
 }
 
-// The last bucket goes for the news in it alone.
+// The last bucket is sent only for the news in it.
 TEST(PlainRounds, ABucketWithoutGradientsIsNotShown) {
   if (size() == 1) return;
   const at::Tensor w = leaf({2}, at::kDouble), unused = leaf({2}, at::kDouble);
@@ -105,8 +106,8 @@ TEST(PlainRounds, ABucketWithoutGradientsIsNotShown) {
   EXPECT_FALSE(unused.grad().defined());
 }
 
-// Parameters may change between two backward passes of a round, alike on all ranks, and not all
-// ranks need have a gradient in the first of them.
+// Between two backward passes of a round, parameters may change alike on all ranks. In the first
+// pass not all ranks need have a gradient.
 TEST(PlainRounds, ReplicasAreComparedWhenTheRoundBegins) {
   if (size() == 1) return;
   const at::Tensor w = leaf({2}, at::kDouble);
@@ -131,7 +132,7 @@ TEST(PlainRounds, ReplicasAreComparedWhenTheRoundBegins) {
   barrier();
 }
 
-// Hooks that were called after the last round, and brought nothing, do not count in the next step.
+// Hooks that ran after the last round without a gradient do not count in the next step.
 TEST(PlainRounds, AParameterMayChangeAfterAnUndefinedGradient) {
   const at::Tensor w = leaf({2}, at::kDouble);
   GradientReducer reducer({{"w", w}}, alone());
@@ -290,7 +291,7 @@ TEST(RankAlone, KeepsItsGradientsWhereTheyAre) {
   barrier();
 }
 
-// What needs the buckets gets them, also in the middle of a job.
+// A feature that needs the buckets gets them, also in the middle of a job.
 TEST(RankAlone, WeightsFunctionsAndPasses) {
   const at::Tensor w = leaf({3}, at::kDouble);
   GradientReducerOptions options = alone();

@@ -25,7 +25,7 @@ at::Tensor parameter_of(std::vector<int64_t> shape, at::ScalarType dtype = at::k
   return at::zeros(shape, dtype).requires_grad_(true);
 }
 
-// Of a rank in a step; each rank knows those of all.
+// The values of one rank in one step, which every rank can compute.
 at::Tensor values_of(int of, int step, at::IntArrayRef shape) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(100 * step + of);
   return at::randn(shape, generator, at::kDouble);
@@ -46,7 +46,7 @@ PowerSgdOptions at_once(int64_t matrix_rank) {
   return {.matrix_rank = matrix_rank, .start_step = 0};
 }
 
-// Each column of the mean is a multiple of one, on each rank of another.
+// The columns of the mean are multiples of one column; each rank has its own multiples.
 TEST(PowerSgd, AMeanOfLowRankComesOutExactly) {
   const at::Tensor w = parameter_of({12, 3, 5});
   PowerSgd power_sgd({{"w", w}}, at_once(2));
@@ -63,7 +63,7 @@ TEST(PowerSgd, AMeanOfLowRankComesOutExactly) {
   }
 }
 
-// The oracle follows the paper: one step of the power method on the mean of what the ranks have.
+// The oracle follows the paper: one step of the power method on the mean of the ranks' matrices.
 TEST(PowerSgd, IsTheMeanOverTheRanksOfAPowerStep) {
   for (const bool feedback : {true, false}) {
     const at::Tensor w = parameter_of({9, 20});
@@ -89,7 +89,7 @@ TEST(PowerSgd, IsTheMeanOverTheRanksOfAPowerStep) {
         expect_near(got, at::matmul(basis, at::matmul(basis.t(), mean)));
       }
       EXPECT_EQ(at::linalg_matrix_rank(got).item<int64_t>(), 2);
-      // Any basis of the rows of what came out begins the next step alike.
+      // The next step begins from the rows of the result; any basis of them gives the same.
       rows = std::get<0>(at::linalg_qr(at::matmul(got.t(), values_of(0, 99, {9, 2}))));
       for (at::Tensor& each : left_out) each = each - got;
       sent += got;
@@ -244,7 +244,7 @@ TEST(PowerSgd, ParametersInAnotherOrderOrOfAnotherLengthNow) {
               AllOf(HasSubstr("gradient of a"), HasSubstr("rank 0")));
 }
 
-// They have made unlike numbers of steps, and no step at all.
+// Rank 0 has made fewer steps than the other ranks, or none at all.
 TEST(PowerSgd, GoesOnAfterAJoin) {
   if (size() == 1) return;
   const at::Tensor w = parameter_of({9, 20});

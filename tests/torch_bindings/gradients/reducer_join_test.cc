@@ -94,7 +94,7 @@ TEST(Join, WeightsPassesAndErrors) {
     step_with(2);
     const double weights = sum_of_active(step, [](int r) { return r + 2; });
     expect_gradient(w, sum_of_active(step, [](int r) { return 2 * (r + 1) * (r + 2); }) / weights);
-    // What one of those that are left does wrong, all of them hear.
+    // All ranks that are left hear of a mistake of one of them.
     const std::string last = "rank " + std::to_string(size() - 1);
     EXPECT_THAT(error_of([&] { step_with(rank() == size() - 1 ? 1 : 2); }),
                 HasSubstr("step() came on " + last + " before"));
@@ -121,7 +121,7 @@ TEST(Join, SparseGradients) {
   join_all();
 }
 
-// An older value counts once in a sum, however many ranks there are, and were in the round before.
+// An older value counts once in a sum, however many ranks take part now or did in the last round.
 TEST(Join, OlderValuesOfSums) {
   for (const bool stays_sparse : {false, true}) {
     const at::Tensor table = leaf({5, 2}, at::kDouble);
@@ -147,8 +147,8 @@ TEST(Join, OlderValuesOfSums) {
   }
 }
 
-// Those that are left have sparse gradients alone; the others know nothing of it when they are
-// back.
+// Only the ranks that are left have sparse gradients; the other ranks know nothing of them when
+// they are back.
 TEST(Join, SparseGradientsWhichARankThatHasJoinedDoesNotKnow) {
   const at::Tensor table = leaf({5, 2}, at::kDouble);
   GradientReducer reducer({{"table", table}}, {.sparse_as_dense = false});
@@ -239,13 +239,14 @@ TEST(Join, ASecondEpochGoesOnWithWhatTheLastRankHas) {
   }
 }
 
-// An epoch ends in the middle of a step on some ranks, and behind unlike numbers of steps.
+// On some ranks an epoch ends in the middle of a step. The ranks have made different numbers of
+// steps.
 class UnfinishedSteps {
  public:
   UnfinishedSteps(const at::Tensor& w, GradientReducer& reducer) : w_(w), reducer_(reducer) {}
 
-  // Each step has two backward passes; an odd one at the end is left over. `ends_steps`: by
-  // synchronize(), else the program does without.
+  // Each step has two backward passes; an odd one at the end is left over. `ends_steps`: whether
+  // the program ends steps by synchronize().
   void epoch(bool ends_steps = true) {
     for (int batch = 1; batch <= batches(); ++batch) {
       weighted(w_, rank() + 1).backward();
@@ -293,7 +294,7 @@ TEST(Join, AStepThatIsLeftUnfinishedEndsWithIt) {
   }
 }
 
-// As after no_sync(): a plain program would have it in .grad.
+// It counts as after no_sync(): a plain program would have it in .grad.
 TEST(Join, AGradientThatIsLeftOverCountsInTheNextStep) {
   for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Sum}) {
     const at::Tensor w = leaf({3}, at::kDouble);
@@ -307,7 +308,7 @@ TEST(Join, AGradientThatIsLeftOverCountsInTheNextStep) {
   }
 }
 
-// Of what one rank has submitted alone, nobody holds the result.
+// Nobody holds the result of a gradient that one rank alone has submitted.
 TEST(Join, AGradientThatWasSubmittedIsGone) {
   const at::Tensor w = leaf({3}, at::kDouble), v = leaf({2}, at::kDouble);
   GradientReducer reducer({{"w", w}, {"v", v}}, in_flight(ReduceOp::Sum));

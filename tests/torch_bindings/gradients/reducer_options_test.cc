@@ -55,7 +55,8 @@ TEST(ReducerOptions, DifferentOptionsOnTheRanksAreAMismatch) {
               AllOf(StartsWith(kMismatch), HasSubstr("2 passes"), HasSubstr("3 passes")));
 }
 
-// The buckets themselves tell: it is not in the plan, so that autotuning can change it.
+// The buckets themselves tell. The plan does not have piece_bytes, so that autotuning can change
+// it.
 TEST(ReducerOptions, DifferentPiecesOnTheRanksAreAMismatch) {
   const at::Tensor w = leaf({20'000});
   GradientReducer reducer({{"w", w}}, {.piece_bytes = rank() == 0 ? 65536 : 0});
@@ -107,7 +108,7 @@ TEST(ReducerOptions, ProcessSetReducesInside) {
   }
 }
 
-// The program is the same on all ranks, and those outside train for themselves.
+// The ranks outside the set run the same program, and train for themselves.
 TEST(ReducerOptions, RanksOutsideTheProcessSetAreLeftAlone) {
   const ProcessSet set = add_process_set({0});
   const at::Tensor w = leaf({3}, at::kDouble);
@@ -365,7 +366,7 @@ TEST(ReducerOptionsAndSession, KnobChecksThatGradientsAreFinite) {
   init();
 }
 
-// Its name may be that of another one there, and its ranks may be others.
+// In the new session another reducer may have its name, and its ranks may be other ones.
 TEST(ReducerOptionsAndSession, AReducerOfAnEarlierSessionIsRefused) {
   const at::Tensor w = leaf({2}), v = leaf({2});
   shutdown();

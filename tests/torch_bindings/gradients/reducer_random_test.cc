@@ -87,7 +87,7 @@ class Program {
     reducer_->set_weight(weights_[rank()]);
   }
 
-  // The value of a parameter's gradient after a step, without what is older.
+  // What the step adds to a parameter's gradient, without older values.
   std::optional<double> reduced(int p) const {
     double sum = 0, weights = 0;
     bool any = false;
@@ -128,7 +128,8 @@ class Program {
     }
   }
 
-  // What one rank drops in flight and another not is refused on all ranks; the model begins anew.
+  // A gradient in flight that one rank drops and another does not is refused on all ranks. The
+  // model then begins anew.
   bool refused() {
     try {
       reducer_->synchronize();

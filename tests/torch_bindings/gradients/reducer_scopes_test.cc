@@ -39,7 +39,7 @@ TEST(ReducerWeights, MeanOverAllSamples) {
       expect_gradient(w, step * weighted_mean());
       EXPECT_FALSE(v.grad().defined());
     }
-    // Nothing new anywhere: the older value stays what it was.
+    // No rank has a new gradient: the older value stays as it was.
     reducer.set_weight(rank());
     reducer.synchronize();
     expect_gradient(w, 3 * weighted_mean());

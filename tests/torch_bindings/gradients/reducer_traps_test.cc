@@ -212,7 +212,7 @@ TEST(Reducer, ParameterMovesToAnotherDtype) {
   EXPECT_THAT(error_of([&] { reducer.synchronize(); }), HasSubstr("has ended by an exception"));
 }
 
-// The bytes of such a tensor are not its values: LibTorch negates where it reads them.
+// The bytes of a negated view are not its values: LibTorch negates them when it reads them.
 TEST(Reducer, GradientThatIsNegatedLazily) {
   const at::Tensor w = leaf({3});
   GradientReducer reducer({{"w", w}}, in_flight());
@@ -280,7 +280,7 @@ TEST(Reducer, ProgramDropsAndReplacesGradients) {
   expect_gradient(w, 100);
 }
 
-// A sum can't be freed of one rank's share: every rank hears of it.
+// One rank's share can't be taken out of a sum again: every rank hears of it.
 TEST(Reducer, OneRankDropsWhatOthersCountOn) {
   const at::Tensor w = leaf({3}), v = leaf({2});
   GradientReducer reducer({{"weight", w}, {"v", v}}, in_flight());

@@ -7,8 +7,8 @@ namespace {
 
 using namespace testing_support;
 
-// Two reducers end in one backward(), and each has a late part, on which the ranks must agree. Each
-// rank does so on threads, but the first, which gets none.
+// Two reducers end in one backward(), and each has a late part, on which the ranks must agree. All
+// ranks do so on threads, except the first rank, which gets none.
 TEST(RefusedThreads, ReducersAgreeOneAfterTheOther) {
   const at::Tensor a = leaf({2}, at::kDouble), b = leaf({2}, at::kDouble);
   const at::Tensor c = leaf({2}, at::kDouble), d = leaf({2}, at::kDouble);  // come last
@@ -32,8 +32,8 @@ TEST(RefusedThreads, ReducersAgreeOneAfterTheOther) {
   EXPECT_GT(first.statistics().late_parts + second.statistics().late_parts, 0);
 }
 
-// The first rank ends both in one backward(), the others one after the other, and the last rank has
-// late parts.
+// The first rank ends both reducers in one backward(), the other ranks one after the other. The
+// last rank has late parts.
 TEST(RefusedThreads, OthersEndOneReducerBeforeTheNext) {
   const at::Tensor a = leaf({2}, at::kDouble), b = leaf({2}, at::kDouble);
   const at::Tensor c = leaf({2}, at::kDouble), d = leaf({2}, at::kDouble);  // come last

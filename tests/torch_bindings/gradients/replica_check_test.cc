@@ -66,7 +66,8 @@ TEST(Replicas, OfManyParametersAreComparedInEachRound) {
   }
 }
 
-// Frozen on one rank only, for a while: the others are compared, and nothing else is said.
+// One rank freezes a parameter for a while. The other parameters are compared, and nothing is
+// reported.
 TEST(Replicas, ThatAreFrozenOnSomeRanksForAWhile) {
   if (size() == 1) return;
   const at::Tensor a = leaf({3}, at::kDouble), b = leaf({4}, at::kDouble);
@@ -142,7 +143,8 @@ TEST(Replicas, OfAProgramThatClipsWhileGradientsAreBeingReduced) {
   EXPECT_EQ(step, 2);
 }
 
-// Where CPUs round differently, the ranks look in vain, less and less often; but they do look.
+// Replicas that differ only by rounding are no error. The ranks compare them less and less often,
+// but they do.
 TEST(Replicas, ThatDifferByRoundingAreStillCompared) {
   if (size() == 1) return;
   const at::Tensor w = leaf({300}, at::kDouble);
@@ -160,7 +162,7 @@ TEST(Replicas, ThatDifferByRoundingAreStillCompared) {
   EXPECT_THAT(error, AllOf(StartsWith(kMismatch), HasSubstr("\"w\"")));
 }
 
-// CPUs round differently, by parts of what a parameter was when it was large.
+// CPUs round differently, by fractions of the values that a parameter had when it was large.
 TEST(Replicas, OfAParameterThatComesNearZeroMayDifferAsBefore) {
   if (size() == 1) return;
   const at::Tensor w = leaf({300}, at::kDouble), v = leaf({3}, at::kDouble);

@@ -76,8 +76,9 @@ TEST(RoundFlags, BucketsThatSayNothingAreNotAlike) {
   EXPECT_TRUE(asking.asked());
 }
 
-// What one rank of many raises, beside what all raise, through the sum of its host and through the
-// result; as many ranks as may send flags in blocks of int8 (GradientSettings::has_round_flags()).
+// A flag of one rank, beside a flag of all ranks, survives the rounding of its host's sum and that
+// of the result, for as many ranks as may send flags in blocks of int8
+// (GradientSettings::has_round_flags()).
 TEST(RoundFlags, SurviveBlocksOfInt8) {
   constexpr int kRanks = GradientSettings::kRanksMaxOfInt8;
   const auto rounded = [](std::vector<float> values) {

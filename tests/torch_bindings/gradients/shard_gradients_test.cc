@@ -42,7 +42,7 @@ struct Pair {
     options.shard_gradients = options.shard_optimizer_state = false;
     return options;
   }
-  // Both make what `step(net, optimizer)` makes.
+  // Both trainings run `step(net, optimizer)`.
   template <class Step>
   void both(const Step& step) {
     step(net, optimizer);
@@ -100,7 +100,7 @@ TEST(ShardGradients, TrainsToTheSameBits) {
   }
 }
 
-// The owner sees the gradient that all would see, and nobody else sees any.
+// The owner sees the gradient that all ranks would see, and no other rank sees it.
 TEST(ShardGradients, OneRankHasEachGradient) {
   auto pair = sgd(to_owners());
   pair.both([](Net& net, auto&) { loss_of(net, shard_of(batch_of(1, at::kFloat))).backward(); });
@@ -179,7 +179,7 @@ TEST(ShardGradients, WeightsAndRanksWithoutSamples) {
   expect_equal_on_all_ranks(*pair.net);
 }
 
-// The ranks go through the model in ways of their own.
+// The ranks use different parts of the model.
 TEST(ShardGradients, GradientsThatSomeRanksHave) {
   const auto run = [](const DistributedOptimizerOptions& options) {
     std::vector<at::Tensor> parameters;
@@ -242,7 +242,7 @@ TEST(ShardGradients, AllKindsOfParameters) {
   EXPECT_FALSE(got.back().equal(at::ones({6})));
 }
 
-// What is decided by all gradients together.
+// Steps that depend on all gradients together.
 TEST(ShardGradients, ClippedScaledAndSkippedSteps) {
   auto pair = sgd(to_owners({.grad_scale = 4, .skip_nonfinite = true, .clip_grad_norm = 0.05}));
   for (int step = 0; step < 3; ++step) {
@@ -253,7 +253,7 @@ TEST(ShardGradients, ClippedScaledAndSkippedSteps) {
     EXPECT_NEAR(*pair.optimizer.grad_norm(), *pair.whole.grad_norm(), 1e-12);
   }
   expect_same_parameters(*pair.net, *pair.expected, 1e-6);
-  // In one gradient, which one rank has.
+  // One gradient of one rank is infinite.
   const at::Tensor before = pair.net->out->weight.detach().clone();
   pair.both([](Net& net, auto& optimizer) {
     optimizer.zero_grad();
@@ -292,7 +292,7 @@ TEST(ShardGradients, WithAGradScaler) {
   }
 }
 
-// In 16 bits gradients are rounded as they are where all ranks get them.
+// In 16 bits, gradients are rounded as they are without shard_gradients.
 TEST(ShardGradients, Compressed) {
   for (const Compression compression : {Compression::Float16, Compression::BFloat16}) {
     for (const double predivide : {1.0, 2.0}) {
@@ -305,7 +305,7 @@ TEST(ShardGradients, Compressed) {
           step_on(net, optimizer, step);
         });
       }
-      // Where a step adds to the gradient of the one before, the owner keeps that as it was.
+      // Where a step adds to the older gradient, the owner keeps the older one as it was.
       expect_same_parameters(*pair.net, *pair.expected, 2e-3);
       expect_equal_on_all_ranks(*pair.net);
     }

@@ -24,8 +24,8 @@ using test::error_of;
 using testing::AllOf;
 using testing::HasSubstr;
 
-// Both train alike; then the state that one rank gets and saves goes on in a plain optimizer as
-// that of the other.
+// Both optimizers train alike. Then a plain optimizer goes on from the state that one rank gets and
+// saves, as if it were that of the unsharded optimizer.
 template <class Opt, class Options>
 void compare(const Options& options, at::ScalarType dtype = at::kFloat) {
   Net net = make_net(dtype);
@@ -72,7 +72,8 @@ TEST(ShardedState, EveryOptimizerTakesTheSameSteps) {
   compare<Lamb>(LambOptions(1e-2));
 }
 
-// Another optimizer goes on from it: of as many ranks, and, as the file holds all, without shards.
+// Another optimizer goes on from the checkpoint: on as many ranks, and, since the file holds all
+// state, without shards.
 TEST(ShardedState, CheckpointsHoldAllOfIt) {
   const std::string folder = testing::TempDir() + "/state_shards_checkpoints";
   if (is_rank_zero()) std::filesystem::remove_all(folder);

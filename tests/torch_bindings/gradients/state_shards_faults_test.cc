@@ -109,7 +109,8 @@ TEST(StateShards, ParametersThatHaveNoOneOwnerAreRefused) {
               HasSubstr("tensor \"sparse\": has layout Sparse"));
 }
 
-// Frozen parameters have no state: the others are shared out as if they were not there.
+// Frozen parameters have no state. The other parameters are shared out as if there were no frozen
+// ones.
 TEST(StateShards, FrozenParametersDoNotCount) {
   Scalars scalars(6);
   const at::Tensor frozen = at::ones({1000});
@@ -141,7 +142,7 @@ TEST(StateShards, ARankWithoutStateDoesNotSaveItAsAll) {
             rank() == 0 || rank() == size() - 1 ? 1 : 0);
 }
 
-// One whose state can't be saved, or loaded, on one rank.
+// An optimizer whose state can't be saved, or loaded, on one rank.
 class Fails : public optim::SGD {
  public:
   using SGD::SGD;
@@ -211,7 +212,7 @@ TEST(StateShards, StateThatOneRankHasLoaded) {
               HasSubstr("rank 0 has loaded state since the last step"));
   scalars.backward();
   EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("loaded since the last step"));
-  // Of a file without state, so that none is left on any rank.
+  // Loads a file without state, so that none is left on any rank.
   if (rank() == 0) {
     optimizer.state().clear();
     load_from(optimizer, before_any_step);
@@ -245,8 +246,8 @@ TEST(StateShards, AnErrorOfOneRankBehindTheReductionFailsTheStepOfAll) {
   EXPECT_EQ(scalars.values(), (std::vector<double>{0.875, 0.75, 0.625, 0.5}));
 }
 
-// One rank is given a parameter that can't be reduced. It keeps no other waiting, and has no part
-// in who owns what from then on.
+// One rank is given a parameter that can't be reduced. It keeps no other rank waiting, and the
+// parameter has no part in who owns what from then on.
 TEST(StateShards, AParameterThatOneRankCanNotAdd) {
   if (size() == 1) GTEST_SKIP() << "nobody waits";
   for (const WaitIn wait_in : {WaitIn::Backward, WaitIn::Step}) {

@@ -53,7 +53,7 @@ TEST(StateShards, AreOfAboutTheSameSize) {
   EXPECT_EQ(sum_over_ranks(own), all);
 }
 
-// What each step repeats is frozen in the end: a name stands for one collective.
+// Collectives that repeat in each step are frozen in the end: each name stands for one collective.
 TEST(StateShards, AreNotNegotiatedInEachStep) {
   for (const bool gradients : {false, true}) {
     auto options = sharded({.clip_grad_norm = 1.0});
@@ -72,7 +72,7 @@ TEST(StateShards, AreNotNegotiatedInEachStep) {
   }
 }
 
-// More than travel at once, some of them too long to travel with others.
+// More parameters than travel at once, some of them too long to travel with others.
 TEST(StateShards, ManyAndLongParameters) {
   const auto run = [](bool shards) {
     std::vector<at::Tensor> parameters;
@@ -109,7 +109,7 @@ TEST(StateShards, MoreRanksThanParameters) {
   EXPECT_LT(only.max().item<float>(), 0.1F);
 }
 
-// A step that is fused on the ranks alone that own dense parameters is no difference of replicas.
+// If only the ranks that own dense parameters fuse a step, the replicas do not count as different.
 TEST(StateShards, StepsThatAreFusedOnSomeRanks) {
   const at::Tensor dense = at::ones({300}).set_requires_grad(true);
   const at::Tensor rows = at::ones({20, 4}).set_requires_grad(true);

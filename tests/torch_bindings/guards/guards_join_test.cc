@@ -24,7 +24,7 @@ using testing_support::error_of;
 
 constexpr int kCommonSteps = 2;
 int own_steps() { return kCommonSteps + rank(); }      // so the last rank comes last
-int all_steps() { return kCommonSteps + size() - 1; }  // that it has made
+int all_steps() { return kCommonSteps + size() - 1; }  // the steps of the last rank
 
 template <class Value>
 void expect_alike(const Value& own) {

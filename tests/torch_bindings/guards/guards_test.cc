@@ -196,7 +196,7 @@ TEST(RankZero, SavesNothingOnAFullDisk) {
   rank_zero_only([&] { std::filesystem::remove_all(folder); });
 }
 
-// What check() says of these values of rank 0, of which the other ranks have others.
+// What check() says of these values on rank 0; the other ranks give other values.
 std::vector<bool> checks(EarlyStopping& stopping, const std::vector<double>& values) {
   std::vector<bool> stops;
   stops.reserve(values.size());
@@ -305,7 +305,7 @@ TEST(BestCheckpoint, AllRanksKeepTheSame) {
   ASSERT_EQ(best.kept().size(), 2U);
   EXPECT_EQ(best.kept()[0].step, 6);
   EXPECT_EQ(best.kept()[1].step, 3);
-  // Steps that are made again: not the file that has just been saved is to be removed.
+  // Steps that are made again must not remove the file that has just been saved.
   CheckpointDecision again = best.judge(3, 2.5);
   EXPECT_TRUE(again.save);
   EXPECT_TRUE(again.remove.empty());

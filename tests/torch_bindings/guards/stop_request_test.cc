@@ -183,7 +183,7 @@ TEST(StopRequest, AsksAtTheFirstOfEachNCalls) {
   StopRequest other({.every = 3});
   for (int call = 0; call < 7; ++call) {
     if (call % 3 == 0) {
-      // What has failed was not made.
+      // A call that fails does not count.
       const RankZeroScope scope;
       EXPECT_THAT(error_of([&] { other.check(); }),
                   StartsWith("invalid argument: \"stop_request\": it was called in what rank 0"));
@@ -230,7 +230,7 @@ TEST(StopRequest, WrongOptionsAreRefused) {
   EXPECT_EQ(error({.signals = {0}}), kind + "there is no signal 0");
   EXPECT_EQ(error({.signals = {-1}}), kind + "there is no signal -1");
   EXPECT_EQ(error({.signals = {NSIG}}), kind + "there is no signal " + std::to_string(NSIG));
-  // What it had taken before is given back.
+  // The signals that it had taken before are given back.
   EXPECT_EQ(error({.signals = {SIGUSR1, SIGKILL}}),
             kind + "signal 9 (SIGKILL) can't be caught: Invalid argument");
   EXPECT_THAT(error({.signals = {SIGSTOP}}), HasSubstr("signal 19 (SIGSTOP) can't be caught"));

@@ -1,5 +1,5 @@
-// Tensors on the GPU of this rank whose values come late: who does not wait for them in its stream
-// finds others.
+// Tensors on the GPU of this rank whose values come late: a reader that does not wait for them in
+// its stream finds other values.
 #pragma once
 
 #include <chrono>

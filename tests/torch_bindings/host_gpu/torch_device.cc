@@ -183,7 +183,8 @@ void drain(const c10::Stream& stream) {
 
 // As LibTorch's own allocator: memory belongs to the stream that was the current one when it was
 // asked for, and is free when that stream, and those that were noted as its readers, have come to
-// where it was given back. It holds NaN before and behind, so that who reads it then is found out.
+// where it was given back. It holds NaN when it is new and when it is free, so that a read at such
+// a time is found out.
 struct Block {
   std::byte* memory;
   size_t bytes;

@@ -42,9 +42,9 @@ void drain_current_stream(int device = 0);
 // LibTorch's default generator of the device; negative: of the current one of the calling thread.
 const at::Generator& generator_of(int device);
 
-// Planted faults, until they are taken back: streams of LibTorch do not wait for events; events
-// that are recorded there happen at once. What would have been waited for comes later by `us` for
-// each piece of work: that of all other streams, or that of LibTorch's.
+// Planted faults, until they are taken back. LosesWaits: LibTorch's streams do not wait for events,
+// and each piece of work of all other streams takes `us` longer. LosesRecords: events that are
+// recorded in LibTorch's streams happen at once, and each piece of work of these takes `us` longer.
 enum class Fault : uint8_t { None, LosesWaits, LosesRecords };
 void plant(Fault fault, int us = 0);
 

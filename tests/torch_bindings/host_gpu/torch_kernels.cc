@@ -74,7 +74,7 @@ struct Call {
     const at::AutoDispatchBelowADInplaceOrView below;
     op.callBoxed(&arguments);
   }
-  // As often as one likes: a node of a graph.
+  // For a node of a graph, which runs as often as one likes.
   void run_and_keep_arguments() const { Call(*this).run(); }
 };
 

@@ -175,7 +175,7 @@ TEST(Logger, ASinkThatCanNotWriteIsAnErrorOfTheNextFlushOnAllRanks) {
     const double step = static_cast<double>(i) + 1;
     EXPECT_THAT(kept[i].values, ElementsAre(Pair("x", step * size())));
   }
-  // An error of the flush itself is not instead of it.
+  // If the flush itself fails too, the older error is still told later.
   if (size() > 1) {
     EXPECT_THAT(error_of([&] { logger.flush(7 + rank()); }), StartsWith("mismatch"));
     EXPECT_THAT(error_of([&] { logger.flush(8); }), StartsWith("failed"));
@@ -191,7 +191,7 @@ TEST(Logger, ASinkThatCanNotWriteIsAnErrorOfTheNextFlushOnAllRanks) {
   EXPECT_EQ(said.find("can't write /no/such/folder/last.jsonl") != std::string::npos, rank() == 0);
 }
 
-// Rank 0 alone writes. What another rank has a file of its own for would be lost in silence.
+// Only rank 0 writes. What was meant for a file of another rank would be lost in silence.
 TEST(Logger, ASinkForAPathOfAnotherRankIsAnErrorOnAllRanks) {
   const std::string folder = broadcast_object(
       (std::filesystem::temp_directory_path() / ("log_" + std::to_string(getpid()))).string());
@@ -368,7 +368,7 @@ TEST(StepTimer, SmallDifferencesNameNobodyAndRanksWithoutStepsDoNotCount) {
   EXPECT_EQ(timer.gather().ranks.size(), 1U);
 }
 
-// The ban is for the other ranks, which would wait; the times are still there afterwards.
+// The call is refused because the other ranks would wait; afterwards the times are still there.
 TEST(StepTimer, ACallThatIsRefusedLeavesTheTimes) {
   FakeTime time;
   StepTimer timer(time.options());

@@ -77,7 +77,7 @@ TEST(AdaScaleSituations, AnOptimizerHasOneAtATime) {
   step(next);
 }
 
-// It sees what is reduced, whichever of the two was set first.
+// The program's function sees what is reduced, whether it or AdaScale was set first.
 TEST(AdaScaleSituations, BeforeBucketStaysThePrograms) {
   const at::Tensor w = leaf({2}, at::kDouble);
   DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}});

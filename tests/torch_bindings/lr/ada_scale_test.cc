@@ -134,7 +134,7 @@ TEST(AdaScale, NRanksAgainstOneProcess) {
   compare_with_oracle({.op = ReduceOp::Sum});
 }
 
-// Its own options would say two batches less.
+// The options that `changed` was made with would say two batches less.
 TEST(AdaScale, KnowsPassesThatHaveBeenChanged) {
   if (size() == 1) return;
   const at::Tensor w = leaf({2}), v = leaf({2});
@@ -209,7 +209,7 @@ TEST(AdaScale, ClippingAndUnscalingChangeNoGain) {
   }
 }
 
-// What can't be told apart changes nothing, and is made with the gain before.
+// Steps that tell nothing of the gain do not change it, and are made with the gain before.
 TEST(AdaScale, StepsThatCanNotBeMeasured) {
   const at::Tensor w = leaf({2});
   DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}}, {.skip_nonfinite = true});

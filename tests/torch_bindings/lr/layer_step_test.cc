@@ -188,8 +188,8 @@ TEST(LayerStep, OfALazyConjugate) {
   EXPECT_TRUE(lazy.resolve_conj().equal(plain)) << lazy << plain;
 }
 
-// A group of other options than the defaults in both constructors and later; wrong ones leave the
-// optimizer as it was.
+// A group with other options than the defaults, in both constructors and added later. Wrong options
+// leave the optimizer as it was.
 template <class Opt, class Options>
 void expect_own_options(const Options& defaults) {
   const auto group_with = [](const ::torch::optim::OptimizerOptions& options) {

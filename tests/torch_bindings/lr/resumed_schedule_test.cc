@@ -50,7 +50,7 @@ TEST(LrScheduler, GoesOnWithOtherBaseLearningRates) {
   EXPECT_THAT(scheduler.base_learning_rates(), ElementsAre(testing::DoubleEq(0.6), 3));
 }
 
-// Saved before the scheduler has stepped with it.
+// The state is saved before the scheduler has stepped with the new group.
 TEST(LrScheduler, GoesOnWithAGroupThatHasJustBeenAdded) {
   const auto half = [](double position) { return position < 1 ? 1.0 : 0.5; };
   const auto with_group = [](optim::SGD& optimizer) {

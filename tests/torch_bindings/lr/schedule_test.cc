@@ -120,7 +120,8 @@ TEST(Schedule, Sequence) {
 //                     anneal_strategy="linear")):
 //       ...; o.step(); scheduler.step(); print(o.param_groups[0]["lr"], ...["momentum"])
 //
-// The first to the last of its total_steps is total_steps - 1, and its peak is one step early.
+// PyTorch's OneCycleLR lasts total_steps - 1, from its first to its last step; its peak is a step
+// early.
 TEST(Schedule, AsPyTorchs) {
   expect_factors(warm_up(8, 0.25), {{0, 0.25}, {3, 0.53125}, {8, 1}, {10, 1}});
   expect_factors(cosine(20, 0.1), {{0, 1},

@@ -317,7 +317,7 @@ TEST(Metrics, UndefinedValues) {
   const auto options = [](Average average, double undefined) {
     return ClassificationOptions{.classes = 4, .average = average, .zero_division = undefined};
   };
-  // Precision: 2/3 of class 0, 0/0 of class 2, and classes 1 and 3 are nowhere.
+  // Precision is 2/3 for class 0 and 0/0 for class 2; classes 1 and 3 do not occur.
   expect_near(value(Precision(options(Average::Macro, 0))), 2.0 / 3 / 2);
   expect_near(value(Precision(options(Average::Macro, 1))), (2.0 / 3 + 1) / 2);
   expect_near(value(Precision(options(Average::Macro, kNan))), 2.0 / 3);

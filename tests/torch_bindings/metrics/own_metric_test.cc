@@ -61,7 +61,7 @@ class Nothing : public Metric {
   std::string what_;
 };
 
-// Those that have lists wait in two collectives, the others in one.
+// Ranks whose metric has lists wait in two collectives, the other ranks in one.
 TEST(OwnMetric, ThatHasListsOnSomeRanksOnlyIsAMismatchOnAll) {
   const auto disagreement = [](const Metric& common, const Metric& of_last) {
     const std::string error =
@@ -81,7 +81,7 @@ TEST(OwnMetric, ThatHasListsOnSomeRanksOnlyIsAMismatchOnAll) {
   }
 }
 
-// Of negative samples it has Horon's error, of none another one.
+// For negative samples it throws an error of Horon's, for none an error of another kind.
 class Picky : public Metric {
  public:
   Picky() : Metric(1, 1) {}

@@ -311,7 +311,7 @@ TEST_F(ActivationCheckpoint, BuffersChangeOnce) {
   for (size_t i = 0; i < plain.size(); ++i) expect_near(again[i], plain[i], 1e-12);
 }
 
-// What the rest of the model has saved of them is as it was.
+// What the rest of the model has saved of the buffers is as it was.
 TEST_F(ActivationCheckpoint, BuffersMayBeUsedOutsideToo) {
   for (const bool training : {false, true}) {
     const auto run = [&](bool plain) {
@@ -346,7 +346,7 @@ TEST_F(ActivationCheckpoint, BuffersThatTheFunctionResizesAreRefused) {
   EXPECT_EQ(other.item<float>(), 2);
 }
 
-// The hooks see parts of a gradient from several backward passes within one.
+// Within one backward(), the hooks see parts of a gradient from several backward passes.
 TEST_F(ActivationCheckpoint, DistributedOptimizerReducesWhatIsRecomputed) {
   const auto train = [](bool checkpointed, bool outside) {
     Sequential first = block(1), second = block(2);

@@ -48,7 +48,8 @@ void expect_equal_to_one_process(InfoNceOptions options, at::ScalarType type, do
   const at::Tensor got = info_nce(my_queries, my_keys, options);
   got.backward();
   expect_near(allreduce(got.detach()), want.detach(), tolerance);
-  // The mean over ranks is the loss of all: a rank's own is as many times larger.
+  // The mean over ranks is the loss of all samples, so a rank's own gradients are size() times
+  // larger.
   expect_near(my_queries.grad() / size(), my_part(queries.grad()), tolerance);
   expect_near(my_keys.grad() / size(), my_part(keys.grad()), tolerance);
   if (learned) expect_near(allreduce(my_scale.grad()), scale.grad(), tolerance);
@@ -119,7 +120,8 @@ TEST_F(InfoNce, WrongArgumentsOfOneRankAreToldToAll) {
               HasSubstr("same floating type"));
 }
 
-// What another rank has refused leaves nothing open here: it would be named as stalled for ever.
+// A call that another rank has refused leaves nothing open, which would be named as stalled for
+// ever.
 TEST_F(InfoNce, ARefusalOfOneRankLeavesNothingOpen) {
   if (size() == 1) GTEST_SKIP() << "needs another rank";
   const at::Tensor x = at::ones({2, 3});

@@ -20,7 +20,7 @@ def adasum(a, b):
 
 
 def adasum_of(moves):
-    """Neighbours first, and before them what is beyond a power of two."""
+    """Neighbours are combined first, and before them the ranks beyond a power of two."""
     paired = 1 << (len(moves).bit_length() - 1)
     for extra in range(paired, len(moves)):
         moves[extra - paired] = adasum(moves[extra - paired], moves[extra])

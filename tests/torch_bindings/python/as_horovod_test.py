@@ -1,4 +1,4 @@
-"""What is said of the variables of Horovod's; as_horovod itself is run by programs_test.py."""
+"""What is said of Horovod's variables; as_horovod itself is run by programs_test.py."""
 
 import pathlib
 import re

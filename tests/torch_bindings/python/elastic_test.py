@@ -177,7 +177,7 @@ def test_a_restart_without_a_commit_says_so(rank, size, job):
 
 
 def test_each_call_goes_on_behind_its_own_commits(rank, size, job):
-    """Not behind those of another one, whose model may have other shapes."""
+    """Not behind those of another call, whose model may have other shapes."""
     def phase(features, steps, fails_behind=None):
         model = torch.nn.Linear(features, 1)
         with torch.no_grad():

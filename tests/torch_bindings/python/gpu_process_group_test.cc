@@ -184,8 +184,8 @@ TEST_F(GpuProcessGroup, NothingWaitsOnTheHost) {
   expect_equal(rows.cpu(), at::full({ranks_ * 7}, 60.0F));
 }
 
-// One waits in a stream that is slow, so that the copy into its tensors comes late; another one
-// reads in its own.
+// The first wait() is in a slow stream, so that its copy into the tensors comes late; the second
+// one is in the stream of the reader.
 TEST_F(GpuProcessGroup, EveryStreamThatWaitsFindsTheResult) {
   for (int number = 0; number < 3; ++number) {
     Tensors rows;

@@ -11,7 +11,7 @@ INF = float("inf")
 
 
 class Training:
-    """Of three weights of one value, whose gradients are what a test says."""
+    """Trains three weights of one value; a test says what their gradients are."""
 
     def __init__(self, scale=4.0, fused=False, **options):
         self.weight = torch.nn.Parameter(torch.zeros(3))

@@ -49,8 +49,8 @@ def prepare():
 
 
 class OnAllRanks:
-    """Leaves out what is other on purpose; keeps the ranks in step, so that a failure on one of
-    them does not become one of the next test on the others."""
+    """Leaves out the tests that Horon does not pass on purpose; keeps the ranks in step, so that a
+    failure on one of them does not become one of the next test on the others."""
 
     def pytest_collection_modifyitems(self, items):
         for item in items:

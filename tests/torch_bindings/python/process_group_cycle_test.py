@@ -40,7 +40,7 @@ class Program:
             assert bool((tensor == self.expected).all())
 
     def share_negotiated(self, calls):
-        """Of about so many calls."""
+        """The share of negotiated calls in at least so many."""
         before = native.statistics()
         for _ in range(-(-calls // len(self.tensors))):
             self.step()
@@ -94,7 +94,7 @@ def test_calls_that_are_divided_otherwise(group, rank, before):
 
 
 def test_one_call_of_many_collectives(group, size):
-    """Longer than the time from a question to its answer."""
+    """The call is longer than the time from a question to its answer."""
     numbers = [torch.ones(1, dtype=(torch.float32, torch.float64)[i % 2]) for i in range(300)]
     for _ in range(6):
         for tensor in numbers:

@@ -118,7 +118,7 @@ def reduce_each(tensors, group):
 
 
 def test_a_collective_that_can_not_begin_in_time(rank, size):
-    """Was never called, for the other ranks."""
+    """For the other ranks, it was never called."""
     group = dist.new_group()
     tensors = [torch.ones(1) for _ in range(COLLECTIVES)]
     if rank == 0:

@@ -1,5 +1,5 @@
 """Results that go into a list of tensors, one for what comes from each rank: straight there where
-that can be, else by way of a copy. Nobody can tell the two apart."""
+that can be, else by way of a copy. A program can't tell these two ways apart."""
 
 import datetime
 import gc

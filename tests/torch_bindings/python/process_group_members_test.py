@@ -64,7 +64,7 @@ def test_each_group_has_an_order_of_its_own(rank, size):
 
 
 def test_a_message_to_a_group_of_the_same_name(rank, size):
-    """An earlier one, whose message is still under way."""
+    """The message to the earlier group is still under way."""
     if size < 3:
         pytest.skip("a group of one rank has no messages")
     if rank > 1:
@@ -86,7 +86,7 @@ def test_a_message_to_a_group_of_the_same_name(rank, size):
 
 
 def shared_memories():
-    """Those of the groups before may be given back a little later, so they are told apart."""
+    """The memories of earlier groups may be given back a little later, so they are told apart."""
     with open("/proc/self/maps") as maps:
         return {tuple(line.split()[i] for i in (0, 4)) for line in maps
                 if "memfd:" in line or "/dev/shm" in line}
@@ -205,7 +205,7 @@ def test_subgroups_of_groups_without_a_common_rank(rank, size):
 
 
 def test_beside_gloo(rank, size):
-    """Its store is that of all groups."""
+    """Gloo's store is that of all groups."""
     gloo = dist.new_group(list(range(size - 1)), backend="gloo")
     horon = dist.new_group(list(range(size - 1)), backend="cpu:horon")
     if rank < size - 1:

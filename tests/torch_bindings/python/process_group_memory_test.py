@@ -67,7 +67,7 @@ def test_it_is_used_again():
 
 
 def test_many_that_are_held(rank, size):
-    """Those for which there is no shared memory left are plain, and as good."""
+    """Tensors for which there is no shared memory left are plain, and as good."""
     held = [allocated(NUMBER // 16) for _ in range(100)]
     for i, tensor in enumerate(held):
         tensor.fill_(rank + i)

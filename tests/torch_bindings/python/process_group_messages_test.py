@@ -26,7 +26,7 @@ def last_two():
 
 
 def pass_on(tensor, rank, size, **options):
-    """To the next rank, while that of the one before comes."""
+    """Sends to the next rank, and receives from the one before at the same time."""
     received = torch.full_like(tensor, 7)
     works = [dist.isend(tensor, (rank + 1) % size, **options),
              dist.irecv(received, (rank - 1) % size, **options)]

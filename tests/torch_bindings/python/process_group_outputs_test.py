@@ -29,7 +29,7 @@ def refused(call, match):
 
 
 def refused_on_rank_0(call, match):
-    """Of a call that is wrong on rank 0 alone."""
+    """For a call that is wrong on rank 0 alone."""
     with pytest.raises(ValueError if dist.get_rank() == 0 else RuntimeError, match=match):
         call()
     all_goes_on()

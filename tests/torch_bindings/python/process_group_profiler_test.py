@@ -83,7 +83,7 @@ def test_a_profiler_may_end_at_once_behind_a_call():
 
 
 def test_a_profiler_may_end_before_a_call(rank, size):
-    """The call ends behind it, and while another profiler runs."""
+    """The call ends after the profiler, and while another one runs."""
     x = torch.ones(1000)
     for _ in range(20):
         with profile() as first:

@@ -48,7 +48,7 @@ def is_member(group):
 
 
 def split(*parts, parent=None, **options):
-    """None on the ranks of no part, whose number of them differs between versions of torch."""
+    """Returns None on ranks of no part: versions of torch differ in what they return there."""
     part = dist.split_group(parent, [list(ranks) for ranks in parts], **options)
     return part if is_member(part) else None
 

@@ -52,7 +52,7 @@ def pair(**options):
 
 
 def train(whole, mine, parts=1, step_of=lambda step: 0):
-    """Both, step by step; `parts`: backward passes, all but the last within no_sync()."""
+    """Trains both, step by step; `parts`: backward passes, all but the last within no_sync()."""
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9)
                   for each in (whole, mine)]
     rank, size = dist.get_rank(), dist.get_world_size()

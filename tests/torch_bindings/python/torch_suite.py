@@ -54,7 +54,7 @@ def tests_for(pose):
 
         def setUp(self):
             super().setUp()
-            # Of the tests, in files: begins anew with each of them.
+            # The tests' own barrier, which is in files, begins anew with each test.
             if hvd.rank() == 0:
                 module.Barrier.init()
             module.Barrier.barrier_id = 0

@@ -97,7 +97,7 @@ TEST(LocalSgd, AveragesAsOneProcessWould) {
   }
 }
 
-// With momentum an outer step that nobody has a step for would move the model all the same.
+// With momentum, an outer step would move the model even if no rank has made a step.
 TEST(LocalSgd, ASecondAverageMovesNothing) {
   const LocalSgdOptions options{.steps = 4, .outer_lr = 0.7, .outer_momentum = 0.9};
   const at::Tensor x = parameter_of(4, 3);

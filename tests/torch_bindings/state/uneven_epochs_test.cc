@@ -48,8 +48,8 @@ void expect_alike(const Value& own) {
   EXPECT_THAT(allgather_object(own), testing::Each(broadcast_object(own)));
 }
 
-// Each epoch has a step more on each rank than on the one before it. What was not taken over shows
-// in the first steps of the next epoch, which all ranks make.
+// In each epoch a rank has one step more than the rank before it. What was not taken over shows in
+// the first steps of the next epoch, which all ranks make.
 template <class Step, class TakeOver>
 void train(::torch::nn::Sequential& model, Sgd& optimizer, const Step& step,
            const TakeOver& take_over) {

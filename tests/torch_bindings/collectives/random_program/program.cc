@@ -167,7 +167,7 @@ class Maker {
       Call call = plain_call(0, draw(3) == 0 ? CollectiveKind::Allgather  //
                                              : CollectiveKind::Allreduce);
       call.name = "join." + std::to_string(call.id);
-      // Which ranks Adasum pairs goes by those who have joined too; of three it makes no
+      // Which ranks Adasum pairs depends on which have joined, too; with three ranks it makes no
       // difference.
       if (call.op == ReduceOp::Adasum && size_ > 3) call.op = ReduceOp::Sum;
       call.ranks.clear();

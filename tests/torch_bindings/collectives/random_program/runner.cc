@@ -99,7 +99,8 @@ void Runner::blocking(const Step& step) {
   guarded(call, [&] { finish(start(call, set->second)); });
 }
 
-// All but one submit a name twice; the second time it is still in flight, because of the one.
+// All ranks but one submit a name twice. The second time it is still in flight, as that one is
+// late.
 void Runner::duplicate(const Step& step) {
   const Call& call = step.calls.front();
   const ProcessSet& set = sets_.at(step.set);

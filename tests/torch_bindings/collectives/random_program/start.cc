@@ -19,7 +19,7 @@ at::Tensor strided(const at::Tensor& tensor) {
   return every_other;
 }
 
-// Valid for the call's op by itself.
+// Another type that is valid for the call's op.
 at::ScalarType other_type(const Call& call) {
   if (is_bitwise(call.op)) return call.dtype == at::kInt ? at::kLong : at::kInt;
   if (call.dtype != at::kFloat) return at::kFloat;

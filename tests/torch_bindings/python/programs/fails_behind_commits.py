@@ -1,5 +1,5 @@
-"""Fails while its last commit, with an object of this program, is still to be written. The start
-behind that tells what it has found.
+"""Fails while its last commit, with an object of this program, is still to be written. The next
+start tells what it has found.
 
 usage: python -m horon.as_horovod fails_behind_commits.py
 """
