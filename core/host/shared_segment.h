@@ -31,7 +31,8 @@ class SharedSegment {
   // Zeroed and touched. Throws Error(Limit) when there is no memory for it, and
   // Error(OperationFailed) if it fails for another reason.
   static SharedSegment create(size_t bytes, Reach reach = Reach::ByProcess);
-  // The segment of another process, touched. Throws Error(OperationFailed).
+  // The segment of another process, touched. Throws Error(OperationFailed), or Error(Limit) if this
+  // process has too many open files or no room for the mapping.
   static SharedSegment open(Reach reach, pid_t owner, int descriptor, uint64_t generation);
 
   SharedSegment() = default;

@@ -131,7 +131,7 @@ class Coordinator {
   PlannedEntry planned(ClosedEntry entry, bool may_freeze);
   std::vector<int> silent_members(const Entry& entry) const;
   static std::vector<int> members_with(const Entry& entry, Vote::Kind kind);
-  static bool is_stalled(const Entry& entry, Nanos now, Nanos age);
+  size_t count_stalled(Nanos now, Nanos age) const;
   std::optional<Fail> fault_of_joined(const Entry& entry, const std::vector<int>& joined) const;
 
   // "rank 1", "ranks 1 and 2"

@@ -1,4 +1,10 @@
 // What the coordinator can tell people: who is missing, and for how long.
+//
+// An entry that is not complete counts as stalled once it has been open for the age that is asked
+// about, also where all that have come were refused: one of them may have called again since,
+// rightly, and its next vote waits for the end of this entry. The oldest entries come first, so
+// none is behind one that is too young. There may be thousands, and a late rank that submits them
+// ends one after the other: what is told each time must not look at all of them.
 #include <algorithm>
 
 #include "horon/core/base/text.h"
@@ -9,7 +15,8 @@ namespace horon::core {
 std::vector<int> Coordinator::missing_members(Nanos now, Nanos age) const {
   std::vector<int> missing;
   for (const Entry& entry : entries_) {
-    if (!is_stalled(entry, now, age)) continue;
+    if (now - entry.opened < age) break;
+    if (entry.complete()) continue;
     const std::vector<int> silent = silent_members(entry);
     missing.insert(missing.end(), silent.begin(), silent.end());
   }
@@ -27,8 +34,8 @@ std::vector<std::pair<std::string, std::vector<int>>> Coordinator::open_entries(
 std::vector<StalledEntry> Coordinator::stalled_entries(Nanos now, Nanos age) const {
   std::vector<StalledEntry> stalled;
   for (const Entry& entry : entries_) {
-    if (stalled.size() == kReportedMax) break;
-    if (!is_stalled(entry, now, age)) continue;
+    if (stalled.size() == kReportedMax || now - entry.opened < age) break;
+    if (entry.complete()) continue;
     stalled.push_back({entry.name, silent_members(entry), entry.opened});
   }
   return stalled;
@@ -38,10 +45,13 @@ void Coordinator::forgive(Nanos gap) {
   for (Entry& entry : entries_) entry.opened += gap;
 }
 
-// Counts also entries on which all votes so far are refusals: one of those ranks may have called
-// again, correctly, and its next vote waits for the end of this entry.
-bool Coordinator::is_stalled(const Entry& entry, Nanos now, Nanos age) {
-  return !entry.complete() && now - entry.opened >= age;
+size_t Coordinator::count_stalled(Nanos now, Nanos age) const {
+  size_t count = entries_.size() - complete_.size();
+  for (auto entry = entries_.rbegin(); entry != entries_.rend(); ++entry) {
+    if (now - entry->opened >= age) break;
+    if (!entry->complete()) --count;
+  }
+  return count;
 }
 
 std::vector<int> Coordinator::members_with(const Entry& entry, Vote::Kind kind) {
@@ -54,13 +64,15 @@ std::vector<int> Coordinator::members_with(const Entry& entry, Vote::Kind kind) 
 
 std::string Coordinator::stall_report(Nanos now, Nanos age) const {
   TextStream out;
-  size_t stalled = 0;
+  size_t named = 0;
   for (const Entry& entry : entries_) {
-    if (!is_stalled(entry, now, age) || ++stalled > kReportedMax) continue;
+    if (named == kReportedMax || now - entry.opened < age) break;
+    if (entry.complete()) continue;
+    ++named;
     const std::vector<int> ready = members_with(entry, Vote::Kind::Ready);
     const std::vector<int> refused = members_with(entry, Vote::Kind::Refused);
     const std::vector<int> silent = silent_members(entry);
-    out << (stalled > 1 ? "; " : "") << "tensor \"" << entry.name << "\": waiting for "
+    out << (named > 1 ? "; " : "") << "tensor \"" << entry.name << "\": waiting for "
         << name_members(silent) << " since " << (now - entry.opened) / 1000000000 << " s (";
     if (!ready.empty()) out << "ready: " << name_members(ready);
     if (!refused.empty())
@@ -68,7 +80,8 @@ std::string Coordinator::stall_report(Nanos now, Nanos age) const {
     out << ")";
     if (entry.disagree) out << "; already seen: " << mismatch_text(entry);
   }
-  if (stalled > kReportedMax) out << "; and " << stalled - kReportedMax << " more tensors";
+  const size_t others = count_stalled(now, age) - named;
+  if (others > 0) out << "; and " << others << " more tensors";
   return out.str();
 }
 

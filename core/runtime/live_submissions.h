@@ -2,6 +2,7 @@
 // allocates only when more submissions are under way than ever before.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -40,6 +41,7 @@ class LiveSubmissions {
     }
     const size_t index = free_.back();
     free_.pop_back();
+    first_ = std::min(first_, index);
     Cell& cell = cells_[index];
     cell.used = true;
     ++count_;
@@ -59,10 +61,9 @@ class LiveSubmissions {
 
   bool empty() const { return count_ == 0; }
   // Any one of them.
-  Ticket any() const {
-    size_t index = 0;
-    while (!cells_.at(index).used) ++index;
-    return ticket_of(index);
+  Ticket any() {
+    while (!cells_.at(first_).used) ++first_;
+    return ticket_of(first_);
   }
 
  private:
@@ -91,6 +92,7 @@ class LiveSubmissions {
   std::deque<Cell> cells_;
   std::vector<size_t> free_;
   size_t count_ = 0;
+  size_t first_ = 0;  // no cell before this one is used
 };
 
 }  // namespace horon::core

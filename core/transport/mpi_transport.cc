@@ -51,8 +51,9 @@ void MpiTransport::send(int to, SharedBytes message) {
   HORON_CHECK(to >= 0 && to < size_ && to != rank_, "a message goes to another rank");
   require_sendable(message);
   if (!library_.may_call()) return;  // the others see that this rank is silent
-  finish_sends();
   // Memory is taken first: once MPI_Isend has begun, MPI reads the bytes, which must stay in place.
+  finished_.resize(send_requests_.size() + 1);
+  statuses_.resize(send_requests_.size() + 1);
   send_buffers_.push_back(std::move(message));
   try {
     send_requests_.push_back(MPI_REQUEST_NULL);
@@ -64,6 +65,7 @@ void MpiTransport::send(int to, SharedBytes message) {
   check_mpi(MPI_Isend(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, to, kTag,
                       communicator_, &send_requests_.back()),
             "MPI_Isend");
+  finish_sends();  // after this one, which must go whatever has become of those before
 }
 
 void MpiTransport::finish_sends() {

@@ -2,6 +2,7 @@
 // nothing happens.
 #include "horon/core/negotiation/controller.h"
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <string>
@@ -285,6 +286,21 @@ TEST(Controller, TheStallTextForgetsWhatIsComplete) {
   ASSERT_EQ(items.size(), 1U);
   ASSERT_TRUE(std::holds_alternative<Stall>(items[0]));
   EXPECT_EQ(std::get<Stall>(items[0]).text, "");
+}
+
+// A rank that was late submits one after the other, and each makes the text anew.
+TEST(Controller, AReportOfThousandsCostsNoMoreThanOneOfTen) {
+  Coordinator coordinator({.ranks = {0, 1}});
+  Ready ready;
+  ready.spec = tensor("x");
+  for (int i = 0; i < 100'000; ++i) {
+    ready.name = std::to_string(i);
+    coordinator.take(0, ready, 0, i);
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < 2000; ++i) (void)coordinator.stall_report(kSecond, kMillisecond);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+  EXPECT_THAT(coordinator.stall_report(kSecond, kSecond - 11), HasSubstr("; and 2 more tensors"));
 }
 
 // Of a set of two that rank 0 has left, by shutdown() or by leave(), while rank 1 says nothing.
