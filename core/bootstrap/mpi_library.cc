@@ -63,11 +63,13 @@ std::optional<Error> MpiLibrary::thread_fault() const {
                  "this MPI library was built without support for threads: Horon needs at least "
                  "MPI_THREAD_SERIALIZED");
   }
-  return Error(ErrorCode::Config,
-               "the program has initialised MPI for one thread only, but Horon calls it from its "
-               "own thread: call MPI_Init_thread with MPI_THREAD_MULTIPLE (MPI_THREAD_SERIALIZED "
-               "if your program and Horon never call MPI at the same time), or let Horon "
-               "initialise MPI");
+  return Error(
+      ErrorCode::Config,
+      "the program has initialised MPI for one thread only, but Horon calls it from its "
+      "own thread: call MPI_Init_thread with MPI_THREAD_MULTIPLE, before libraries that "
+      "would initialise MPI themselves (MPI_THREAD_SERIALIZED will do if the program makes "
+      "no call of MPI between horon::init() and horon::shutdown()), or let Horon "
+      "initialise MPI");
 }
 
 bool MpiLibrary::allows_threads_at_once() const { return thread_level_ >= MPI_THREAD_MULTIPLE; }

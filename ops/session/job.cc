@@ -116,10 +116,22 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
   start_runtime();
   if (rank != 0) return;
   core::log(core::LogLevel::Info, introduction());
+  warn_of_serialized_mpi();
   for (const std::string& name : config_.unknown()) {
     core::log(core::LogLevel::Warn, concat(name, " is no knob of Horon, and is ignored"));
   }
   warn_of_gpus();
+}
+
+// Ranks of one host ring each other in shared memory. Elsewhere the runtime's thread looks for
+// messages again and again, also while nothing is under way.
+void Job::warn_of_serialized_mpi() const {
+  if (library_->allows_threads_at_once()) return;
+  if (world_->topology().one_host() && world_->local_group().available()) return;
+  core::log(core::LogLevel::Warn,
+            "MPI runs with MPI_THREAD_SERIALIZED, and these ranks exchange messages by it at any "
+            "time: the program must make no call of MPI between horon::init() and "
+            "horon::shutdown(), or ask MPI_Init_thread for MPI_THREAD_MULTIPLE");
 }
 
 void Job::warn_of_gpus() const {
@@ -300,7 +312,7 @@ std::string Job::introduction() const {
   const int hosts = topology.host_count();
   return concat("Horon ", version(), ": ", topology.size, topology.size == 1 ? " rank" : " ranks",
                 " on ", hosts, hosts == 1 ? " host" : " hosts", ", ", memory_text(*world_),
-                path_between_gpus(), core::MpiLibrary::remark_on_launch());
+                path_between_gpus(), topology.size > 1 ? "" : core::MpiLibrary::remark_on_launch());
 }
 
 void Job::stop() {

@@ -73,6 +73,7 @@ class Job {
   static Knobs read_knobs(const InitOptions& options);
   Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)());
   void compare_ranks(const InitOptions& options) const;
+  void warn_of_serialized_mpi() const;
   void warn_of_gpus() const;
   void find_constants();
   Communicator& world() const;

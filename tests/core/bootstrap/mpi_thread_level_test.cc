@@ -21,6 +21,8 @@ TEST(MpiThreadLevel, RefusesMpiForOneThread) {
   EXPECT_EQ(fault->code(), ErrorCode::Config);
   EXPECT_THAT(fault->what(), testing::HasSubstr("MPI_THREAD_MULTIPLE"));
   EXPECT_THAT(fault->what(), testing::HasSubstr("or let Horon initialise MPI"));
+  EXPECT_THAT(fault->what(),
+              testing::HasSubstr("no call of MPI between horon::init() and horon::shutdown()"));
 }
 
 TEST(MpiThreadLevel, EndsWithMpi) { EXPECT_EQ(MPI_Finalize(), MPI_SUCCESS); }

@@ -1,4 +1,7 @@
 // A program that lets one thread at a time call MPI has process sets, too.
+#include <string>
+
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <mpi.h>
 
@@ -26,6 +29,28 @@ TEST(SerializedSession, MakesProcessSets) {
   remove_process_set(last);
   barrier();
   shutdown();
+}
+
+std::string said_by_a_session(const InitOptions& options) {
+  testing::internal::CaptureStderr();
+  init_session(options);
+  shutdown();
+  return testing::internal::GetCapturedStderr();
+}
+
+TEST(SerializedSession, WarnsWhereItsThreadCallsMpiAtAnyTime) {
+  int level = -1;
+  ASSERT_EQ(MPI_Query_thread(&level), MPI_SUCCESS);
+  if (level > MPI_THREAD_SERIALIZED) GTEST_SKIP() << "this MPI grants more than was asked for";
+  const auto warning = testing::HasSubstr("warning: MPI runs with MPI_THREAD_SERIALIZED");
+  const std::string host = std::to_string(test_rank());
+  const std::string between_hosts = said_by_a_session({.set = {{"HORON_HOST_ID", host}}});
+  const std::string by_mpi = said_by_a_session({.set = {{"HORON_SHARED_MEMORY", "0"}}});
+  const std::string on_one_host = said_by_a_session({.set = {{"HORON_HOST_ID", "same"}}});
+  EXPECT_THAT(on_one_host, testing::Not(warning));
+  if (test_rank() != 0) return;
+  EXPECT_THAT(between_hosts, warning);
+  EXPECT_THAT(by_mpi, warning);
 }
 
 TEST(SerializedSession, EndsWithMpi) { EXPECT_EQ(MPI_Finalize(), MPI_SUCCESS); }
