@@ -6,14 +6,14 @@ horon_test(base_test
                  core/base/rank_names_test.cc core/base/replace_file_test.cc core/base/text_test.cc
                  core/base/timeline_test.cc core/base/version_test.cc core/base/yield_cost_test.cc
            LIBS nlohmann_json::nlohmann_json)
-# Where it is known how a program chooses the way in which floats are computed.
+# On processors for which the test knows how a program changes the mode of floating point.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   target_sources(base_test PRIVATE core/base/plain_float_mode_test.cc support/float_control_x86.cc)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
   target_sources(base_test PRIVATE core/base/plain_float_mode_test.cc
                                    support/float_control_aarch64.cc)
 endif()
-# A proportion; sanitizers slow copies down by looking at both ranges first.
+# The test compares times; sanitizers slow copies down by checking both ranges first.
 if(NOT HORON_SANITIZE)
   horon_test(copy_speed_test FILES core/base/copy_speed_test.cc)
   horon_label_tests(performance copy_speed_test)
@@ -21,7 +21,7 @@ if(NOT HORON_SANITIZE)
 endif()
 # Alone, since it looks at the state before the first set_log().
 horon_test(log_test FILES core/base/log_test.cc)
-# Of glibc's own heap, alone in its process.
+# Measures glibc's own heap, so it is alone in its process.
 horon_test(kept_heap_test FILES core/base/kept_heap_test.cc)
 horon_test(byte_ring_test FILES core/transport/byte_ring_test.cc)
 horon_test(doorbell_test FILES core/host/doorbell_test.cc)
@@ -52,7 +52,7 @@ horon_test(op_table_test
                  core/runtime/look_round_test.cc core/runtime/pacer_test.cc
                  core/runtime/reaper_test.cc
                  core/runtime/runnable_calls_test.cc core/runtime/submission_check_test.cc)
-# The ranks of one program: threads, on memory of each kind.
+# Tests whose ranks are threads of one program, run on memory of each kind.
 set(fake_world support/fake_device.cc support/memory_of_worlds_immediate.cc)
 add_library(horon_runtime_tests OBJECT EXCLUDE_FROM_ALL
             core/runtime/runtime_test.cc core/runtime/runtime_failures_test.cc
@@ -121,7 +121,7 @@ horon_test(simulation_test FILES core/negotiation/simulation_test.cc LIBS horon_
 set(simulation_seeds 16000)
 if(HORON_SANITIZE)
   set(simulation_seeds 500)
-  # What the seeds show, they show however the program is compiled, and it takes many of them.
+  # EverythingOccurs needs many seeds, and finds the same however the program is compiled.
   set_tests_properties(simulation_test PROPERTIES ENVIRONMENT
                        GTEST_FILTER=-Simulation.EverythingOccurs*)
 endif()
@@ -142,7 +142,7 @@ horon_test(wire_format_test
                  core/negotiation/wire_format_test.cc
            LIBS horon_simulation)
 
-# Everywhere: the corpus and random changes of it.
+# With any compiler: tests the corpus and random changes of it.
 add_executable(wire_format_fuzz core/negotiation/wire_format_fuzz.cc support/fuzz_main.cc)
 horon_target(wire_format_fuzz)
 target_link_libraries(wire_format_fuzz PRIVATE horon::core)
@@ -180,8 +180,8 @@ horon_test(liveness_test FILES core/negotiation/liveness_test.cc)
 
 horon_optimize_tests(simulation_checks_test exploration_test)
 
-# A sanitizer's heap takes the place of glibc's; what the checks of the simulation and the
-# exploration run, simulation_test runs too.
+# A sanitizer replaces glibc's heap. simulation_test runs the same code as the checks of the
+# simulation and the exploration.
 set(not_sanitized kept_heap_test simulation_checks_test exploration_test)
 horon_label_tests(not_sanitized ${not_sanitized})
 horon_without_threads(simulation_test transcript_test wire_format_test

@@ -87,8 +87,8 @@ void prepare_exchange(const World& world, const core::CollectiveOp& op, Exchange
   run.allocate(world, op);
 }
 
-// Those of a rank's input from element `begin` on. So small that sums and products are exact in
-// every type.
+// The numbers of a rank's input from element `begin` on. So small that sums and products are exact
+// in every type.
 std::vector<std::byte> numbers_of(DataType dtype, uint64_t sequence, int rank, int64_t begin,
                                   int64_t count) {
   return random_numbers({0, 3}, dtype, sequence, rank, begin, count);
@@ -132,7 +132,7 @@ void prepare_reduction(const World& world, const core::CollectiveOp& op, Exchang
   run.allocate(world, op);
 }
 
-// That the op has.
+// The reductions that the op has.
 std::vector<ReduceOp> reductions_of(const World& world, DataType dtype) {
   std::vector<ReduceOp> all;
   for (const ReduceOp reduce_op : kAllReduceOps) {

@@ -1,4 +1,4 @@
-// Which collective this build takes for what, on one host and on several.
+// Which op this build chooses for which batch, on one host and on several.
 #include "horon/ops/builtin.h"
 
 #include <deque>
@@ -33,7 +33,7 @@ class Builtin : public testing::Test {
     parts_.all_share_memory = true;
     parts_.mpi = std::make_unique<MpiCommunicator>(bootstrap_);
   }
-  // Nobody unmaps what another still uses.
+  // No rank unmaps memory that another one still uses.
   void TearDown() override { world_.gather(0); }
 
   // Made of the parts, which a test may change before the first call.
@@ -91,7 +91,7 @@ core::Batch batch_of(CollectiveKind kind, ReduceOp op, DataType dtype = DataType
   return batch;
 }
 
-// What is copied to the host is cut only where that changes no bits.
+// A batch that is copied to the host is cut only if that changes no bits.
 TEST_F(Builtin, WhatMayBeCutInParts) {
   const core::Batch sum = batch_of(CollectiveKind::Allreduce, ReduceOp::Sum);
   EXPECT_TRUE(same_in_parts(sum));
@@ -104,7 +104,7 @@ TEST_F(Builtin, WhatMayBeCutInParts) {
     EXPECT_FALSE(same_in_parts(batch_of(kind, ReduceOp::Sum))) << to_string(kind);
   }
   EXPECT_FALSE(same_in_parts(batch_of(CollectiveKind::Allreduce, ReduceOp::Adasum)));
-  config_.shared_memory = false;  // by MPI, which adds in an order that goes by the length
+  config_.shared_memory = false;  // by MPI, which adds in an order that depends on the length
   EXPECT_EQ(same_in_parts(sum), world_.size == 2);
   EXPECT_EQ(same_in_parts(blocks), world_.size == 2);
   EXPECT_TRUE(same_in_parts(batch_of(CollectiveKind::Reducescatter, ReduceOp::Min)));
@@ -176,7 +176,7 @@ TEST_F(Builtin, OnlyASetWithAGateHasMemoryForOne) {
   const core::Topology one_host = parts_.topology;
   const core::Topology two_hosts = with_another_host(one_host);
   EXPECT_GE(room(one_host), core::RingGate::bytes(one_host.local_size));
-  // What goes in chunks has cells there.
+  // Collectives that go in chunks have cells there.
   EXPECT_LT(builtin_area_bytes(two_hosts, config_),
             core::RingGate::bytes(two_hosts.local_size) +
                 2 * HierarchicalAllreduce::area_bytes(two_hosts) + kPadding);

@@ -75,7 +75,7 @@ void AllreduceRun::check() const {
   for (int rank = 0; rank < world_.size; ++rank) inputs.push_back(input_of(rank));
   for (const auto& input : inputs) pointers.push_back(input.data());
   const std::vector<std::byte> expected = reference(reduction(), pointers, case_.count);
-  // All at once, because a sanitizer looks at each element that is read by itself.
+  // Compared by one call, because a sanitizer checks each element that a loop reads.
   ASSERT_TRUE(expected.empty() || !is_wanted() ||
               std::memcmp(expected.data(), output_, expected.size()) == 0)
       << "element " << first_wrong_byte(expected) / size_of(case_.dtype);

@@ -18,22 +18,22 @@ struct AllreduceCase {
   ReduceOp op = ReduceOp::Sum;
   int64_t count = 0;
   bool in_place = true;
-  bool registered = true;  // memory of World::allocate, where there is one
-  int private_rank = -1;   // whose memory is not, all the same
+  bool registered = true;  // the memory comes from World::allocate, where there is one
+  int private_rank = -1;   // the only rank whose memory does not; -1: none
   int wanted_by = -1;      // the only rank that wants the result, not in place elsewhere; -1: all
-  bool writes_unwanted = true;  // false: the op is known not to
+  bool writes_unwanted = true;  // false: the op must leave outputs alone that no rank wants
   double prescale = 1.0;
   double postscale = 1.0;
 };
 
 class AllreduceRun {
  public:
-  // `sequence` varies the numbers. All ranks make the same cases, so each knows what the others put
-  // in: small whole numbers, whose sums are exact.
+  // `sequence` varies the numbers. All ranks make the same cases, so each knows the inputs of the
+  // others: small whole numbers, whose sums are exact.
   AllreduceRun(const World& world, const AllreduceCase& tested, uint64_t sequence);
 
   core::Batch batch() const;
-  // Expects the exact result, the guards around it and an input that is as it was.
+  // Expects the exact result, unchanged guards around it, and an unchanged input.
   void check() const;
 
   void fill_random_floats();
@@ -61,10 +61,10 @@ class AllreduceRun {
 // Memory for an input or an output, with guards around it.
 class ContractBuffer {
  public:
-  // `registered`: memory of World::allocate, where there is one.
+  // `registered`: the memory comes from World::allocate, where there is one.
   ContractBuffer(const World& world, const std::vector<std::byte>& content, bool registered);
   std::byte* data() const { return memory_.get() + begin_; }
-  // Whether it holds just that, and nothing was written around it.
+  // Whether it holds exactly that, and nothing was written around it.
   bool holds(const std::vector<std::byte>& content) const;
 
  private:
@@ -75,7 +75,7 @@ class ContractBuffer {
 // Memory for an output in blocks that lie apart, each with guards around it.
 class ContractBlocks {
  public:
-  // `content`: of all, one behind the other, `counts` elements of each.
+  // `content`: that of all blocks, one after the other, `counts` elements of each.
   ContractBlocks(const World& world, const std::vector<std::byte>& content, DataType dtype,
                  std::span<const int64_t> counts, bool registered);
   std::vector<std::byte*> places() const;
@@ -86,8 +86,8 @@ class ContractBlocks {
   std::vector<ContractBuffer> blocks_;
 };
 
-// The types that the suite goes through: all, or under a sanitizer a few of different sizes. Types
-// differ in the kernels alone, and host_kernels_test tries these with all types.
+// The types that the suite tests: all, or under a sanitizer a few of different sizes. Types differ
+// only in the kernels, and host_kernels_test tests these with all types.
 std::vector<DataType> contract_types();
 
 }  // namespace horon::ops

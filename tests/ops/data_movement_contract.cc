@@ -48,7 +48,7 @@ void run_moves(const World& world, core::CollectiveOp& op, const MoveRuns& runs,
   }
 }
 
-// The output in one stretch, or in several, if the op can write there.
+// The output in one block of memory, or in several if the op can write there.
 void prepare_allgather(const World& world, const core::CollectiveOp& op, MoveRun& run,
                        uint64_t sequence, DataType dtype, const std::vector<int64_t>& counts,
                        bool in_place) {

@@ -1,4 +1,4 @@
-// What is printed is what the ops do, with the knobs of the job.
+// The printed choices are those that the ops make, with the knobs of the job.
 #include "horon/ops/explain_choices.h"
 
 #include <numeric>
@@ -12,7 +12,7 @@
 namespace horon::ops {
 namespace {
 
-// Of three hosts with one rank each.
+// The choices for an allreduce among three hosts with one rank each.
 std::string allreduce_between_hosts(const core::Config& config,
                                     const MachineConstants& constants = {}) {
   Communicator::Parts parts;

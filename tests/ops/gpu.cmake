@@ -1,5 +1,5 @@
 # Tests of the GPU path that run on two kinds of GPU: on one made of threads, on every machine
-# (label cuda), and on a real one where the build has CUDA (label gpu; the name gets the ending
+# (label cuda), and on a real one where the build has CUDA (label gpu; the name gets the suffix
 # _gpu). Where there is no device the second kind is skipped, with a line that says why.
 
 add_library(horon_thread_gpu STATIC EXCLUDE_FROM_ALL
@@ -14,8 +14,8 @@ if(HORON_WITH_CUDA)
   target_link_libraries(horon_real_gpu PUBLIC horon::core PRIVATE CUDA::cudart_static)
 endif()
 
-# horon_gpu_test(NAME FILES... [RANKS N...] [GPU_RANKS N...] [LIBS...]): as horon_test.
-# RANKS are those on threads, GPU_RANKS those on a real GPU, which they share if there is one only.
+# horon_gpu_test(NAME FILES... [RANKS N...] [GPU_RANKS N...] [LIBS...]): as horon_test. RANKS are
+# numbers of ranks on threads, GPU_RANKS on a real GPU; the ranks share it if there is only one.
 function(horon_gpu_test name)
   cmake_parse_arguments(arg "" "" "FILES;RANKS;GPU_RANKS;LIBS" ${ARGN})
   horon_test(${name} FILES ${arg_FILES} LIBS ${arg_LIBS} horon_thread_gpu RANKS ${arg_RANKS})

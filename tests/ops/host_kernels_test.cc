@@ -145,7 +145,7 @@ TEST_P(EveryType, OutputsMayBeFewerThanInputs) {
   expect_same(dtype, reference(r, inputs, kCount), out.data());
 }
 
-// The bits of Min and Max must not depend on who stands where.
+// The bits of Min and Max must not depend on the order of the inputs.
 TEST_P(EveryType, MinAndMaxIgnoreTheOrder) {
   const DataType dtype = GetParam();
   std::mt19937_64 random(3);

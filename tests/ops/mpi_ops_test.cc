@@ -30,11 +30,11 @@ std::shared_ptr<core::ScratchPool> host_scratch() {
 class MpiOps : public testing::Test {
  protected:
   void SetUp() override {
-    // MPICH asks it what to do where one of several requests has failed.
+    // If one of several requests has failed, MPICH asks the error handler of MPI_COMM_WORLD.
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_dup(MPI_COMM_WORLD, &communicator_);
     channel_ = std::make_shared<MpiChannel>(communicator_, host_scratch());
-    // Counts that pass what MPI can count, in small.
+    // A small limit in place of MPI's, for counts above what MPI can count.
     narrow_channel_ = std::make_shared<MpiChannel>(communicator_, host_scratch(), 1000);
   }
   void TearDown() override { MPI_Comm_free(&communicator_); }
@@ -98,7 +98,7 @@ TEST_F(MpiOps, BroadcastInPieces) {
   check_broadcast(world_, op);
 }
 
-// The last two ranks, on the communicator of all of them.
+// The last two ranks, on the communicator of all ranks.
 TEST_F(MpiOps, BroadcastAmongTheTwoOfAPair) {
   if (world_.size < 2) GTEST_SKIP() << "needs a second rank";
   const int me = world_.rank - (world_.size - 2);
@@ -151,8 +151,8 @@ TEST_F(MpiOps, Exchanges) {
   }
 }
 
-// An allreduce that widens its input first posts late; what starts after it must not overtake it on
-// one rank and not on the other.
+// An allreduce that first widens its input posts late. Collectives that start after it must not
+// overtake it on one rank and not on another.
 TEST_F(MpiOps, PostsInTheOrderOfStarts) {
   MpiAllreduce allreduce(channel_);
   MpiBroadcast broadcast(channel_);

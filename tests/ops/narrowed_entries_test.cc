@@ -114,7 +114,7 @@ TEST(NarrowedEntries, TheCollectiveWorksInTheCallersMemory) {
   }
 }
 
-// Float32 it stays; between hosts the op may send it in blocks, if it is in the host's memory.
+// The batch stays float32; between hosts the op may send it in blocks, if it is in host memory.
 TEST(NarrowedEntries, Int8IsLeftToTheOp) {
   core::EntrySpec spec = *spec_of(3);
   spec.compression = Compression::Int8;

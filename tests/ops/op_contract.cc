@@ -85,7 +85,7 @@ class InPieces final : public core::CollectiveOp {
   const std::vector<int64_t> piece_bytes_;
 };
 
-// Of random floats; the same input for the same type and count.
+// Cases of random floats; the same input for the same type and count.
 struct FloatCase {
   DataType dtype;
   int64_t count;
@@ -175,7 +175,7 @@ void check_pieces(const World& world, core::CollectiveOp& op, int64_t count) {
     }
     if (testing::Test::HasFailure()) return;
   }
-  InPieces mixed(op, lengths);  // several of them under way
+  InPieces mixed(op, lengths);  // several of them in flight
   check_long_allreduce(world, mixed, count);
   check_many_in_flight(world, mixed, 6);
 }

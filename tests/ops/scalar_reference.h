@@ -1,5 +1,5 @@
-// Elements of every type as numbers, and what a reduction of them must give, one element at a time.
-// All that goes through whole tensors is in the source, which no sanitizer slows down.
+// Elements of every type as numbers, and the expected results of reductions, one element at a time.
+// Functions over whole tensors are in the source file, which is compiled without sanitizers.
 #pragma once
 
 #include <cstddef>
@@ -77,13 +77,13 @@ inline void put_number(DataType dtype, std::byte* to, int64_t index, int64_t num
 std::vector<std::byte> reference(const Reduction& r, const std::vector<const std::byte*>& inputs,
                                  int64_t count);
 
-// What travels in 16 bits arrives as the nearest number of that type.
+// Rounds each value to the nearest number of this type, as values that travel in 16 bits are.
 void round_to_16(DataType dtype, std::vector<float>& values);
 
-// What blocks of int8 make of these: each a multiple of its block's step, to the nearest.
+// Rounds each value as blocks of int8 do: to the nearest multiple of its block's step.
 void round_in_int8_blocks(std::vector<float>& values);
 
-// A NaN may have any bits: makes all of them alike.
+// Makes all NaNs alike, since a NaN may have any bits.
 void make_nans_alike(std::vector<float>& values);
 
 // A fixed pseudo-random number for any three others.
@@ -97,26 +97,26 @@ inline uint64_t mix(uint64_t a, uint64_t b, uint64_t c) {
   return x;
 }
 
-// Random whole numbers from `least` on, of which there are `kinds`.
+// Random whole numbers from `least` to `least` + `kinds` - 1.
 struct SmallNumbers {
   int64_t least = 0;
   uint64_t kinds = 1;
 };
 
-// Those of a rank's input from element `begin` on.
+// The numbers of a rank's input, from element `begin` on.
 std::vector<std::byte> random_numbers(const SmallNumbers& of, DataType dtype, uint64_t sequence,
                                       int rank, int64_t begin, int64_t count);
 
-// Of any size up to 500, with digits behind the point.
+// Numbers of any size up to 500, with digits behind the point.
 std::vector<std::byte> random_floats(DataType dtype, int rank, int64_t count);
 
-// The same, but some are infinite, no numbers, too large for float16, or too small.
+// The same, but some are infinite, NaN, too large for float16, or too small.
 std::vector<float> wild_floats(uint64_t sequence, int rank, int64_t count);
 
 // The same bytes for the same two numbers.
 std::vector<std::byte> random_bytes(uint64_t first, uint64_t second, int64_t bytes);
 
-// Of any memory.
+// The hash of any memory.
 uint64_t hash_of(std::span<const std::byte> data);
 
 }  // namespace horon::ops

@@ -21,7 +21,7 @@ class SharedMemoryOps : public testing::Test {
     make_group(SharedMemoryAllreduce::area_bytes(world_.size));
     op_ = std::make_unique<SharedMemoryAllreduce>(*group_, group_->area());
   }
-  // Nobody unmaps what another still uses.
+  // No rank unmaps memory that another one still uses.
   void TearDown() override { world_.gather(0); }
 
   World world_ = mpi_world();

@@ -171,7 +171,7 @@ TEST(SharedMemory, RingsOfManyRanksAreBounded) {
   }
 }
 
-// Each rank asks by itself who copies, of what both have published.
+// Each rank decides by itself who copies, from what both have published.
 TEST(SharedMemory, WhoCopiesGoesByWhatCanBeReached) {
   const auto way = [](Reached input, Reached output, bool reduces) {
     ExchangeMember from{};
@@ -225,7 +225,7 @@ TEST(SharedMemory, AlltoallOfManyRanks) {
               });
 }
 
-// Rank 2 begins when rank 1 has ended, which exchanges with the root alone.
+// Rank 2 begins when rank 1 has ended. Each of them exchanges with the root only.
 TEST(SharedMemory, OthersThanTheRootDoNotWaitForEachOther) {
   constexpr int kRanks = 3;
   static constexpr int64_t kCount = 100'000;

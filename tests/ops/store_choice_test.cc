@@ -6,8 +6,8 @@
 namespace horon::ops {
 namespace {
 
-// Uses it so often where the two stores take these times; how often it stores past the caches in
-// the second half.
+// Uses the choice `uses` times, when the two stores take these times. Returns how often it stores
+// past the caches in the second half.
 int uses_past_caches(StoreChoice& choice, double plain, double past_caches, int uses) {
   int count = 0;
   for (int i = 0; i < uses; ++i) {
@@ -30,12 +30,12 @@ TEST(StoreChoice, NoticesWhatChanges) {
   StoreChoice choice;
   EXPECT_LT(uses_past_caches(choice, 0.8, 1, 400), 20);
   EXPECT_GT(uses_past_caches(choice, 1, 0.8, 400), 150);
-  // Other load makes all longer, and for a while.
+  // Other programs make all stores slower for a while.
   EXPECT_GT(uses_past_caches(choice, 5, 4, 400), 150);
   EXPECT_LT(uses_past_caches(choice, 0.8, 1, 400), 50);
 }
 
-// They are not timed, and come between those that are.
+// Short blocks are not timed, and come between blocks that are.
 TEST(StoreChoice, ShortBlocksUseTheFasterOne) {
   StoreChoice choice;
   for (int i = 0; i < 200; ++i) {

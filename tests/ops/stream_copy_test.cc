@@ -32,7 +32,7 @@ TEST(StreamCopy, CopiesWhatItShouldAndNothingElse) {
   }
 }
 
-// As long as pieces of a collective, at ends that are not aligned, and all of what is around it.
+// As long as pieces of a collective, at ends that are not aligned; checks all bytes around them.
 TEST(StreamCopy, CopiesWholePieces) {
   constexpr size_t kGuard = 4096;
   for (const size_t bytes :
@@ -51,7 +51,7 @@ TEST(StreamCopy, CopiesWholePieces) {
   }
 }
 
-// Whoever sees a flag that was set behind the copy sees all of the copy.
+// A thread that sees a flag which was set after the copy sees the whole copy.
 TEST(StreamCopy, IsVisibleToWhoeverHearsOfIt) {
   constexpr size_t kBytes = size_t{1} << 20;
   std::vector<std::byte> from(kBytes);

@@ -2,7 +2,7 @@ horon_test(host_memory_test FILES ops/host_memory_test.cc ops/store_choice_test.
 horon_test(narrowed_entries_test FILES ops/narrowed_entries_test.cc)
 horon_test(stream_copy_test FILES ops/stream_copy_test.cc)
 
-# CUDA and NCCL without a GPU, for all that is built on them.
+# CUDA and NCCL without a GPU, for tests of everything that is built on them.
 add_library(horon_host_gpu STATIC EXCLUDE_FROM_ALL
             support/host_gpu/host_cuda.cc support/host_gpu/host_gpu_libraries.cc
             support/host_gpu/host_graph.cc support/host_gpu/host_nccl.cc
@@ -10,8 +10,9 @@ add_library(horon_host_gpu STATIC EXCLUDE_FROM_ALL
 horon_target(horon_host_gpu)
 target_link_libraries(horon_host_gpu PUBLIC horon::core)
 
-# What tests expect, calculated element by element. No threads meet there, and a sanitizer, which
-# looks at each element, would make it take most of the time of the tests.
+# The results that tests expect, calculated element by element. Compiled without sanitizers: it has
+# no threads that interact, and a sanitizer, which checks each element, would make it take most of
+# the time of the tests.
 add_library(horon_scalar_reference STATIC EXCLUDE_FROM_ALL ops/scalar_reference.cc)
 horon_target(horon_scalar_reference)
 if(HORON_SANITIZE)
@@ -36,7 +37,7 @@ endif()
 horon_test(adasum_allreduce_test FILES ops/adasum/adasum_allreduce_test.cc)
 horon_test(shared_memory_threads_test FILES ops/shared_memory_threads_test.cc
            LIBS horon_op_contract)
-# A sanitizer sees the same code on any number of ranks: the least and the most is enough for it.
+# A sanitizer sees the same code on any number of ranks, so a few numbers are enough for it.
 set(shared_memory_ranks 1 2 3 4 5)
 set(mpi_ranks 1 2 3 4)
 if(HORON_SANITIZE)
@@ -181,7 +182,7 @@ foreach(layout 1+1 2+1 2+2 1+1+1)
   horon_mpirun_test(session_hosts_test.hosts_${hosts} session_hosts_test ${layout}
                     LAUNCHER ${horon_mpirun_hosts})
 endforeach()
-# With constants that are measured, and kept nowhere: the other tests have the defaults.
+# With constants that are measured and not stored; the other tests have the defaults.
 foreach(program session_hosts_test session_sets_test)
   horon_mpirun_test(${program}.measured ${program} 2+1 LAUNCHER ${horon_mpirun_hosts}
                     ENVIRONMENT HORON_MEASURE=again HORON_MEASURE_FILE=/dev/null/none)

@@ -1,4 +1,4 @@
-// In which order an allreduce by Adasum combines the vectors of the ranks, of whatever type.
+// The order in which an allreduce by Adasum combines the vectors of the ranks, whatever their type.
 #pragma once
 
 #include <bit>
@@ -7,8 +7,8 @@
 
 namespace horon::test {
 
-// Neighbours first. Of a number of ranks that is no power of two, the last ones go into the first
-// before. combine(a, b): that of the lower rank is a.
+// Neighbours combine first. If the number of ranks is no power of two, the last ranks are combined
+// into the first ones before that. combine(a, b): `a` is the vector of the lower rank.
 template <class Vector, class Combine>
 Vector combined_as_by_adasum(std::vector<Vector> ranks, const Combine& combine) {
   const size_t paired = std::bit_floor(ranks.size());

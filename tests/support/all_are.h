@@ -1,5 +1,5 @@
-// Whether many values are one and the same, by a call that a sanitizer sees as one: it would look
-// at each value that a loop reads, which takes tens of times as long.
+// Whether all values equal one value, by a call that a sanitizer checks as a whole. In a loop it
+// would check each value that is read, which takes tens of times as long.
 #pragma once
 
 #include <cstddef>

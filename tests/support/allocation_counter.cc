@@ -1,4 +1,4 @@
-// In a file of its own: where the compiler sees them, it pairs these with the library's own.
+// In a file of its own: where the compiler sees these operators, it pairs them with the library's.
 #include "horon/tests/support/allocation_counter.h"
 
 #include <cstddef>
@@ -9,8 +9,8 @@ namespace {
 thread_local int64_t allocations = 0;
 }
 
-// A sanitizer brings this form too, and its memory would not fit the delete below: std::stable_sort
-// takes its buffer by it.
+// A sanitizer defines this form too, and its memory would not fit the delete below.
+// std::stable_sort allocates its buffer by this form.
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   ++allocations;
   return std::malloc(bytes > 0 ? bytes : 1);

@@ -5,7 +5,8 @@
 
 namespace horon::testing_support {
 
-// Of the calling thread since it began. A program that links allocation_counter.cc counts.
+// The allocations of the calling thread since it began. The program must link
+// allocation_counter.cc.
 int64_t allocations_of_this_thread();
 
 }  // namespace horon::testing_support

@@ -7,7 +7,7 @@
 
 namespace horon {
 
-// `thread`: of any process; a process is its first thread.
+// `thread` may belong to any process; the id of a process means its first thread.
 inline bool asleep(pid_t thread) {
   std::ifstream file("/proc/" + std::to_string(thread) + "/stat");
   std::string status;

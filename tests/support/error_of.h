@@ -8,7 +8,8 @@
 
 namespace horon::test {
 
-// "config: the text"; "no error" if it returns. What is no horon::Error passes.
+// Returns "config: the text", or "no error" if the call returns. An exception that is no
+// horon::Error passes through.
 inline std::string error_of(const std::function<void()>& call) {
   try {
     call();
@@ -18,7 +19,7 @@ inline std::string error_of(const std::function<void()>& call) {
   return "no error";
 }
 
-// What its answer starts with.
+// What the text of error_of() starts with, for these codes.
 inline const std::string kInvalid{to_string(ErrorCode::InvalidArgument)};
 inline const std::string kMismatch{to_string(ErrorCode::Mismatch)};
 

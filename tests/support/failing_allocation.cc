@@ -32,8 +32,8 @@ bool an_allocation_has_failed() { return one_has_failed; }
 
 }  // namespace horon::test
 
-// A sanitizer brings this form too, and its memory would not fit the delete below: std::stable_sort
-// takes its buffer by it.
+// A sanitizer defines this form too, and its memory would not fit the delete below.
+// std::stable_sort allocates its buffer by this form.
 void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
   if (horon::test::fails()) return nullptr;
   return std::malloc(bytes > 0 ? bytes : 1);

@@ -3,9 +3,10 @@
 
 namespace horon::test {
 
-// On the calling thread, the `count` allocations after `after` others throw std::bad_alloc.
+// On the calling thread, the next `after` allocations succeed, and the `count` ones after them
+// throw std::bad_alloc.
 void fail_allocations(int after, int count);
-// Whether one has failed on any thread since the last call of fail_allocations().
+// Whether an allocation has failed so, on any thread, since the last call of fail_allocations().
 bool an_allocation_has_failed();
 
 }  // namespace horon::test

@@ -59,7 +59,7 @@ struct FakeDevice::State {
       }
       std::unique_lock lock(mutex);
       if (stopped) return;
-      // Other devices do not wake this one when they come to a collective.
+      // Another device does not wake this one when it reaches a collective that this one waits for.
       work_came.wait_for(lock, std::chrono::microseconds(100));
     }
   }
@@ -130,10 +130,10 @@ DataType type_of(const CopyItem& item) {
   return item.type == Compression::Float16 ? DataType::Float16 : DataType::BFloat16;
 }
 
-// What a kernel does with one value.
+// Does the copies, with the casts and factors of a kernel.
 void copy_now(std::span<const CopyItem> items) {
   for (const CopyItem& item : items) {
-    if (item.bytes == 0) continue;  // nothing may have no address
+    if (item.bytes == 0) continue;  // an empty piece may have no address
     if (item.from == nullptr) {
       core::fill({item.to, item.bytes}, item.pattern);
       continue;
@@ -321,8 +321,8 @@ std::unique_ptr<core::InFlight> FakeOp::start(Batch batch) {
     return std::make_unique<FakeFlight>(meeting_, sequence, delays);
   }
   const bool fails = static_cast<int64_t>(sequence) == delays_.fail_op_at_sequence;
-  // As a kernel of NCCL does: it begins when the queue comes to it, and holds the queue until all
-  // ranks are there.
+  // As a kernel of NCCL does: it begins when the queue reaches it, and holds the queue until all
+  // ranks have begun theirs.
   const auto kernel = [meeting = meeting_, aborted = aborted_, rank = rank_, sequence, fails,
                        waiting = std::optional(batch)]() mutable {
     if (waiting && !fails && !*aborted) meeting->post(rank, *waiting);

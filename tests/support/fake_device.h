@@ -1,6 +1,6 @@
-// Doubles for tests of the executor and the runtime: a device that works behind the host's back,
-// late, in any order that its queues allow, or fails; and ops among ranks that are threads of this
-// process.
+// Doubles for tests of the executor and the runtime: a device that works asynchronously to the
+// host, late, in any order that its queues allow, or fails; and ops among ranks that are threads of
+// this process.
 #pragma once
 
 #include <atomic>
@@ -27,14 +27,14 @@ class FakeDevice {
     int fails_at = -1;         // the n-th piece of work fails, and the device for good
     bool loses_waits = false;  // a planted fault: its queues do not wait for events
     bool by_hand = false;      // only turn() does work
-    int index = 0;             // which of its kind it is
+    int index = 0;             // the device's index
   };
   explicit FakeDevice(Options options);
   ~FakeDevice();
   FakeDevice(const FakeDevice&) = delete;
   FakeDevice& operator=(const FakeDevice&) = delete;
 
-  // One queue, chosen at random among those with work, goes on a little. False: none could.
+  // Lets one queue, chosen at random among those with work, do a little of it. False: none could.
   bool turn();
   // How often a thread has waited in Event::wait().
   int host_waits() const;
@@ -51,16 +51,16 @@ class FakeDevice {
   const std::shared_ptr<State> state_;
 };
 
-// In order. May outlive its device, and then does nothing any more.
+// Does its work in order. It may outlive its device, and then does nothing any more.
 class FakeQueue final : public core::MemoryQueue {
  public:
   explicit FakeQueue(const FakeDevice& device);
   bool immediate() const override { return false; }
-  // False for all but the events of fake queues.
+  // False for every event that is not of a fake queue.
   bool wait_for(core::Event& event) override;
   void copy(std::span<const core::CopyItem> items) override;
   std::shared_ptr<core::Event> record() override;
-  // The same, for one owner: what the program says of its tensors.
+  // As record(), with one owner: the event by which the program says that its tensors are ready.
   std::unique_ptr<core::Event> record_ready();
 
   void enqueue(FakeDevice::Work work);
@@ -72,27 +72,27 @@ class FakeQueue final : public core::MemoryQueue {
   const size_t index_;
 };
 
-// What a domain is and who does the collectives on it.
+// How the memory of a domain behaves, and who runs the collectives on it.
 enum class FakeMemory : uint8_t {
   Immediate,   // as host memory: copies at once, the op is stepped by the host
   HostDriven,  // copies are enqueued, the op is stepped by the host
   Enqueued,    // copies and op are enqueued
 };
 
-// The kind of memory of the worlds of a test program: it is in the file that the program links,
-// support/memory_of_worlds_*.cc.
+// The kind of memory of the worlds in a test program. The program chooses it by the file
+// support/memory_of_worlds_*.cc that it links.
 FakeMemory memory_of_worlds();
 
-// Where the ranks of one fake world meet. Allreduce of float32 and of types of 16 bits by Sum and
-// Average; allgather, broadcast and barrier of float32.
+// Where the ranks of one fake world meet. Does allreduce of float32 and of types of 16 bits by Sum
+// and Average; allgather, broadcast and barrier of float32.
 class FakeMeeting {
  public:
   explicit FakeMeeting(int size) : size_(size) {}
 
-  // Leaves this rank's batch. The last rank to come computes all results.
+  // Hands over this rank's batch. The last rank to do so computes all results.
   void post(int rank, core::Batch batch);
   bool complete(uint64_t sequence);
-  // The order in which a rank's batches came here.
+  // The sequence numbers of a rank's batches, in the order of post().
   std::vector<uint64_t> started(int rank);
   // Batch::tensor_counts of rank 0.
   std::vector<int64_t> tensor_counts(uint64_t sequence);
@@ -151,12 +151,12 @@ class FakeOp final : public core::CollectiveOp {
   const std::shared_ptr<std::atomic<bool>> aborted_ = std::make_shared<std::atomic<bool>>(false);
 };
 
-// Scratch is full of NaN at first, so that what is reduced before it is packed is seen.
+// Scratch is full of NaN at first, so that a reduction of memory that is not packed yet shows.
 class FakeDomain final : public core::MemoryDomain {
  public:
-  // On the host: copies at once.
+  // A domain on the host: it copies at once.
   explicit FakeDomain(DeviceKind device);
-  // A queue of its own on the device, which lives as long.
+  // A domain with a queue of its own on the device, which it keeps alive.
   FakeDomain(DeviceKind device, std::shared_ptr<FakeDevice> on);
   DeviceKind device() const override { return device_; }
   int device_index() const override { return on_ == nullptr ? 0 : on_->index(); }
@@ -164,13 +164,13 @@ class FakeDomain final : public core::MemoryDomain {
     if (opens_in_ > 0) --opens_in_;
     return opens_in_ == 0;
   }
-  // It says no so many times, less one, and then yes.
+  // is_open() returns false `questions` - 1 times, and then true.
   void open_in(int questions) { opens_in_ = questions; }
   std::shared_ptr<std::byte> allocate(size_t bytes) override;
   core::MemoryQueue& queue() override { return *queue_; }
-  // Pieces of scratch that were asked for.
+  // The number of pieces of scratch that were asked for.
   int allocations() const { return allocations_; }
-  // Of scratch that has not been released.
+  // The bytes of scratch that have not been released.
   size_t bytes_held() const { return *bytes_held_; }
 
  private:
@@ -182,12 +182,12 @@ class FakeDomain final : public core::MemoryDomain {
   const std::shared_ptr<std::atomic<size_t>> bytes_held_ = std::make_shared<std::atomic<size_t>>(0);
 };
 
-// A pool of this domain alone.
+// A pool with this domain only.
 std::shared_ptr<core::ScratchPool> scratch_of(std::unique_ptr<core::MemoryDomain> domain,
                                               size_t bytes_max = core::ScratchPool::kNoLimit);
 
-// One that no queue can wait for. It happens after so many polls; throws at the last one if told
-// so.
+// An event that no queue can wait for. It happens after `polls` polls; with `fails` it throws
+// instead.
 class FakeEvent final : public core::Event {
  public:
   explicit FakeEvent(int polls, bool fails = false) : polls_(polls), fails_(fails) {}

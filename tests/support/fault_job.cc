@@ -36,7 +36,8 @@ void FaultJob::do_fault() const {
   if (fault_ == "stop") std::raise(SIGSTOP);
   if (fault_ == "exit") std::exit(3);
   if (fault_ == "signal") {
-    // Many programs do that, though exit() is not made for it: it comes while this thread waits.
+    // Many programs call exit() in a signal handler, though it is not made for that. The signal
+    // comes while this thread waits.
     std::signal(SIGALRM, [](int) { std::exit(3); });
     const itimerval soon = {{0, 0}, {3, 0}};
     setitimer(ITIMER_REAL, &soon, nullptr);

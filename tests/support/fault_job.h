@@ -1,4 +1,4 @@
-// A job of which one rank goes wrong: what its program does itself.
+// A job in which one rank goes wrong: the part that its program does itself.
 // tests/ops/faults/fault_matrix.py starts such programs and checks what the other ranks say:
 //
 //   PROGRAM SITUATION FAULT RANK FOLDER
@@ -12,21 +12,22 @@ namespace horon::testing_support {
 
 class FaultJob {
  public:
-  // After init() of Horon: the arguments of main().
+  // To be made after init() of Horon, with the arguments of main().
   FaultJob(int argc, char** argv);
 
   const std::string& situation() const { return situation_; }
   const std::string& fault() const { return fault_; }
   bool is_guilty() const { return is_guilty_; }
 
-  // On the guilty rank, once. Returns after a stop that was continued and after leaving the job.
+  // Does the fault; called once, on the guilty rank. It returns at once for `signal`, whose exit
+  // comes later, after leaving the job, and after a stop that was continued.
   void do_fault() const;
   bool fault_was_done() const { return std::filesystem::exists(folder_ / "fault"); }
-  // The process of the guilty rank is over.
+  // Whether the process of the guilty rank is over.
   bool guilty_has_ended() const { return std::filesystem::exists(folder_ / ("ended." + guilty_)); }
 
-  // Runs `work` and tells the text of the horon::Error that it ends with; every rank that lives on
-  // does so. Returns the exit code of the program.
+  // Runs `work`, and writes the text of the horon::Error that it ends with to a file. Every rank
+  // that lives on calls it. Returns the exit code of the program.
   int run(const std::function<void()>& work) const;
 
  private:

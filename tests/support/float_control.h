@@ -9,9 +9,9 @@ namespace horon::core {
 
 uint64_t float_control();
 void set_float_control(uint64_t word);
-// That of a new thread.
+// The word of a new thread.
 uint64_t plain_float_control();
-// What programs may choose, each alone.
+// Words that programs may choose; each differs from that of a new thread by one setting.
 std::vector<uint64_t> chosen_float_controls();
 
 }  // namespace horon::core

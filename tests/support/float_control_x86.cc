@@ -5,7 +5,7 @@
 namespace horon::core {
 namespace {
 
-constexpr uint64_t kExceptionFlags = 0x3f;  // what has happened
+constexpr uint64_t kExceptionFlags = 0x3f;  // exceptions that have occurred
 constexpr uint64_t kPlain = 0x1f80;
 
 }  // namespace

@@ -6,7 +6,7 @@
 
 namespace horon::test {
 
-// While one lives, it is the program's.
+// While an object lives, its locale is the global one of the program.
 class GroupingLocale {
  public:
   GroupingLocale()

@@ -1,5 +1,5 @@
-// The program's own pthread_mutex_lock() takes the place of the library's, for all shared libraries
-// too, and calls it.
+// This pthread_mutex_lock() replaces that of the C library, for all shared libraries too, and calls
+// it.
 #include "horon/tests/support/lock_counter.h"
 
 #include <atomic>

@@ -5,8 +5,8 @@
 
 namespace horon::testing_support {
 
-// Of the calling thread since it began, also of those that were free. A program that links
-// lock_counter.cc counts.
+// How often the calling thread has locked a mutex since it began, whether the mutex was free or
+// not. The program must link lock_counter.cc.
 int64_t locks_of_this_thread();
 
 }  // namespace horon::testing_support

@@ -1,12 +1,12 @@
-// How long a test waits for what comes at once, unless it hangs.
+// How long a test waits for something that comes at once unless the program hangs.
 #pragma once
 
 #include <chrono>
 
 namespace horon {
 
-// Longer than any wait that works, on a busy machine too; shorter than the limit of the whole test,
-// so that what hangs is named.
+// Longer than any wait that succeeds, on a busy machine too; shorter than the time limit of the
+// whole test, so that the test can name what hangs.
 inline constexpr std::chrono::seconds kLongEnough{60};
 
 }  // namespace horon

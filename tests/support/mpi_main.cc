@@ -26,7 +26,7 @@ __attribute__((weak)) bool test_main_starts_mpi() { return true; }
 
 namespace {
 
-// Known once MPI has run, and remembered when it has ended.
+// Set once MPI runs, and kept after it has ended.
 std::atomic<int> known_rank{-1};
 std::atomic<int> known_size{-1};
 
@@ -49,7 +49,7 @@ void look_at_mpi() {
 
 std::string rank_name() { return known_rank < 0 ? "?" : std::to_string(known_rank); }
 
-// Failures only, whole lines with the rank in front.
+// Prints failures only, in whole lines with the rank in front.
 class FailurePrinter final : public testing::EmptyTestEventListener {
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (!result.failed()) return;
@@ -106,8 +106,8 @@ class Watchdog final : public testing::EmptyTestEventListener {
                  static_cast<long long>(limit_->count()), test_.c_str());
     std::fflush(nullptr);
     lock.unlock();
-    // The first rank that aborts ends all; give the others time to say where they are, also those
-    // that began later.
+    // The first rank that aborts ends all; this gives the others time to print where they are, also
+    // those that began later.
     std::this_thread::sleep_for(std::chrono::seconds(5));
     std::abort();
   }
@@ -126,7 +126,7 @@ std::optional<std::chrono::seconds> watchdog_limit() {
   return std::chrono::seconds(std::atoi(limit));
 }
 
-// As --gtest_filter: patterns with * and ?, separated by colons; those behind a - are left out.
+// As --gtest_filter: patterns with * and ?, separated by colons; patterns after a - exclude tests.
 bool filter_takes(const std::string& filter, const std::string& test) {
   const auto any_matches = [&](const std::string& patterns) {
     std::istringstream list(patterns);
@@ -141,8 +141,8 @@ bool filter_takes(const std::string& filter, const std::string& test) {
   return minus == std::string::npos || !any_matches(filter.substr(minus + 1));
 }
 
-// Takes the tests that stand in these files (a, b for "a,b": a.cc and b.cc), of those that
-// --gtest_filter takes, by a filter that names each. The files without any, as a.cc, b.cc.
+// Sets a filter that names each test in these files (a, b for "a,b": a.cc and b.cc), of those that
+// --gtest_filter takes. Returns the files without any such test, as "a.cc, b.cc".
 std::string take_tests_of_files(const std::string& list) {
   std::map<std::string, bool> has_tests;
   std::istringstream names(list);
@@ -169,7 +169,7 @@ std::string take_tests_of_files(const std::string& list) {
   return without;
 }
 
-// Rank 0 prints as usual, the others failures only. Before MPI runs nobody knows which is which.
+// Rank 0 prints as usual, the others print failures only. Before MPI runs, no rank is known.
 void set_printers(bool print_all) {
   testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
   if (print_all) return;

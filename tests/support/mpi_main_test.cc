@@ -1,5 +1,5 @@
-// The main program of mpirun tests, tested by programs that are meant to fail: those are disabled,
-// and tests.cmake runs them one by one and looks at what they print and how they end.
+// Tests of the main program of mpirun tests. These tests are meant to fail, so they are disabled;
+// tests.cmake runs them one by one, and checks what they print and how they end.
 #include "horon/tests/support/mpi_main.h"
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// A process in a user namespace of its own, as in a container: others of the same user may not look
-// into it then, nor it into them.
+// Puts a process in a user namespace of its own, as in a container. Then processes of the same user
+// outside of it may not look into it, nor it into them.
 #pragma once
 
 #include <fcntl.h>
@@ -22,8 +22,8 @@ inline bool write_file(const char* path, const std::string& text) {
   return all;
 }
 
-// User and group keep their numbers. `more`: flags of unshare(2). False where the system does not
-// allow it, or this process has several threads.
+// User and group keep their numbers. `more`: additional flags of unshare(2). Returns false where
+// the system does not allow it, or if this process has several threads.
 inline bool enter_own_user_namespace(int more = 0) {
   const std::string user = std::to_string(geteuid());
   const std::string group = std::to_string(getegid());
@@ -33,13 +33,13 @@ inline bool enter_own_user_namespace(int more = 0) {
          write_file("/proc/self/gid_map", group + " " + group + " 1");
 }
 
-// Whether a child of this process can.
+// Whether a child of this process can enter a user namespace of its own.
 inline bool allows_user_namespaces() {
   return core::run_processes(1, [](int) { return enter_own_user_namespace(); }).front() == 0;
 }
 
-// How the processes of run_processes() end that have another folder in the place of /dev/shm, of
-// so many MiB; empty where the system does not allow it.
+// Runs `body` by run_processes(); each process has a /dev/shm of its own, with `mebibytes` MiB.
+// Returns how each process ended; empty where the system does not allow it.
 inline std::vector<int> run_with_small_folder(int processes, int mebibytes,
                                               const std::function<bool(int)>& body) {
   const std::string size = "size=" + std::to_string(mebibytes) + "m";

@@ -1,5 +1,5 @@
-// Ranks as forked processes of a test program, without MPI: for tests in which one of them dies or
-// may do less.
+// Ranks as forked processes of a test program, without MPI: for tests in which a rank dies or has
+// fewer permissions.
 #pragma once
 
 #include <array>
@@ -21,8 +21,8 @@
 
 namespace horon::core {
 
-// The bootstrap of ranks that are processes, in memory that they share by inheritance: one host.
-// Make it before they are started.
+// The bootstrap of ranks that are processes of one host. They exchange texts in memory that they
+// inherit, so make this object before they are started.
 class ProcessJob {
  public:
   explicit ProcessJob(int size) : size_(size) {
@@ -83,8 +83,8 @@ class ProcessJob {
   std::vector<std::unique_ptr<Bootstrap>> ranks_;
 };
 
-// Runs body(rank) in `size` child processes and returns how each ended, as waitpid() tells: 0 if
-// body returned true.
+// Runs body(rank) in `size` child processes and returns the status of each, as waitpid() gives it:
+// 0 if body returned true.
 inline std::vector<int> run_processes(int size, const std::function<bool(int)>& body) {
   std::vector<pid_t> children;
   for (int rank = 0; rank < size; ++rank) {
@@ -110,7 +110,7 @@ inline std::vector<int> run_processes(int size, const std::function<bool(int)>& 
   return ends;
 }
 
-// How a child process ends that does this, as waitpid() tells.
+// Runs `body` in a child process and returns its status, as waitpid() gives it.
 inline int end_of_child(const std::function<void()>& body) {
   return run_processes(1,
                        [&](int) {

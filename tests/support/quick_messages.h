@@ -22,7 +22,7 @@ class QuickMessages final : public Messages {
 
   uint32_t posted() const { return posted_; }
   int64_t sent() const { return sent_; }        // bytes
-  int64_t longest() const { return longest_; }  // that was sent; bytes
+  int64_t longest() const { return longest_; }  // message that was sent; bytes
 
  private:
   uint32_t posted_ = 0;

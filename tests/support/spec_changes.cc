@@ -12,7 +12,7 @@ void advance(Enum& value, int count) {
   value = static_cast<Enum>((static_cast<int>(value) + 1) % count);
 }
 
-// The entry needs a tensor for the changes of a tensor.
+// The last tensor; adds one if there is none, for the changes of a tensor.
 core::TensorPart& last_tensor(EntrySpec& spec) {
   if (spec.parts.empty()) spec.parts.push_back({"added", {2, 3}});
   return spec.parts.back();

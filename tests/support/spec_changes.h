@@ -37,7 +37,7 @@ struct SpecChange {
 core::EntrySpec spec_to_change();
 // At least one change of each field; each changes one field only.
 const std::vector<SpecChange>& spec_changes();
-// By position in fields_of(): in which fields the specs differ.
+// The positions, in fields_of(), of the fields in which the specs differ.
 std::vector<size_t> differing_fields(const core::EntrySpec& a, const core::EntrySpec& b);
 
 }  // namespace horon::test

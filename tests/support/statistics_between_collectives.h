@@ -1,4 +1,4 @@
-// The counts of a session while no collective is under way.
+// The counts of a session while no collective is in flight.
 #pragma once
 
 #include <mpi.h>
@@ -8,8 +8,8 @@
 
 namespace horon::test {
 
-// Collective over MPI_COMM_WORLD. Else a quicker rank may have begun the next collective of Horon,
-// whose messages this rank would count.
+// Collective over MPI_COMM_WORLD. Without the barriers a faster rank may have begun the next
+// collective of Horon, whose messages this rank would count.
 inline Statistics statistics_between_collectives() {
   MPI_Barrier(MPI_COMM_WORLD);
   const Statistics counted = statistics();

@@ -1,5 +1,6 @@
-// A forked child whose steps the test takes: to stop it between any two of its instructions, or
-// where it enters a system call. So a race is tried in each of its orders, not in those that come.
+// A forked child that a test runs step by step: the test can stop it between any two of its
+// instructions, or where it enters a system call. So a test can try a race in each of its orders,
+// and not only in those that happen to occur.
 #pragma once
 
 #include <atomic>
@@ -32,7 +33,7 @@ class SteppedProcess {
       _exit(body());
     }
     wait_for_stop();
-    // Else a stop at a system call can't be told from others.
+    // Without this option a stop at a system call can't be told from other stops.
     if (stopped()) (void)ptrace(PTRACE_SETOPTIONS, pid_, nullptr, PTRACE_O_TRACESYSGOOD);
   }
   ~SteppedProcess() {
@@ -43,7 +44,7 @@ class SteppedProcess {
   SteppedProcess(const SteppedProcess&) = delete;
   SteppedProcess& operator=(const SteppedProcess&) = delete;
 
-  // False where processes may not be traced.
+  // False once the child has ended, and where processes may not be traced.
   bool stopped() const { return !exit_code_.has_value(); }
 
   void step() {
@@ -51,7 +52,7 @@ class SteppedProcess {
     wait_for_stop();
   }
 
-  // Goes on up to the next entry into this system call. False if it has ended before.
+  // Lets the child run up to its next entry into this system call. False if it ends before that.
   bool go_to_call(uint64_t number) {
     while (stopped()) {
       (void)ptrace(PTRACE_SYSCALL, pid_, nullptr, nullptr);
@@ -65,14 +66,15 @@ class SteppedProcess {
     return false;
   }
 
-  // Leaves it to itself, until it sleeps or has ended.
+  // Detaches from the child, and waits until it sleeps or has ended.
   void go_to_sleep() {
     (void)ptrace(PTRACE_DETACH, pid_, nullptr, nullptr);
     while (!over(std::chrono::microseconds(50)) && !asleep(pid_)) {
     }
   }
 
-  // Leaves it to itself, up to its end; the exit code, or nothing if it does not come to its end.
+  // Detaches from the child and waits for its end. Returns its exit code, or nothing if it does not
+  // end within kLongEnough.
   std::optional<int> finish() {
     if (stopped()) (void)ptrace(PTRACE_DETACH, pid_, nullptr, nullptr);
     const auto deadline = std::chrono::steady_clock::now() + kLongEnough;
@@ -106,9 +108,9 @@ class SteppedProcess {
   std::optional<int> exit_code_;
 };
 
-// Whether processes may be traced, and get past an atomic operation step by step. ARM without its
-// atomic instructions makes one of a load and a store, which fails if the process has stopped
-// between the two: then it begins again for ever.
+// Whether processes may be traced and can be stepped through an atomic operation. ARM without its
+// atomic instructions makes such an operation of a load and a store. The store fails if the process
+// has stopped between the two, and the operation begins again, for ever.
 inline bool can_be_stepped() {
   struct Exchange {
     std::atomic<bool> begun{false};

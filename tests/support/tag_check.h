@@ -1,5 +1,5 @@
-// Messages that are looked at on their way: how much is sent, how much is under way, and whether
-// their tags tell them apart.
+// Messages that are checked on their way: how many bytes are sent and received, how many messages
+// are in flight at once, and whether their tags tell them apart.
 #pragma once
 
 #include <algorithm>
@@ -16,12 +16,13 @@
 
 namespace horon::ops {
 
-// Expects that no message has the tag of another one that is under way to, or from, the same peer.
+// Expects that no message has the tag of another one that is in flight to, or from, the same peer.
 class TagCheck final : public Messages {
  public:
   TagCheck(MessageHub& hub, int rank) : messages_(hub, rank) {}
 
-  // The first message that is received from now on seems to be late until no other is posted.
+  // The next receive that is posted does not complete before no other message has been posted for a
+  // while.
   void delay_first_receive() { delays_ = true; }
   int64_t sent() const { return sent_; }  // bytes
   int64_t received() const { return received_; }
@@ -43,7 +44,7 @@ class TagCheck final : public Messages {
     ++quiet_;
   }
   bool take_if_over(Id id) override {
-    constexpr int enough_quiet = 100;  // calls of progress() since a message was posted
+    constexpr int enough_quiet = 100;  // calls of progress() since the last message was posted
     if (id == late_ && quiet_ < enough_quiet) return false;
     if (!messages_.take_if_over(id)) return false;
     under_way_.erase(message_of_.at(id));

@@ -10,7 +10,8 @@
 
 namespace horon::testing_support {
 
-// The value behind "--name=", or an empty one behind "--name"; null if it is not there.
+// Returns the value of "--name=VALUE", or an empty text for "--name"; null if the argument is
+// absent.
 inline const char* argument(std::string_view name) {
   static const std::vector<std::string> all = testing::internal::GetArgvs();
   for (const std::string& one : all) {

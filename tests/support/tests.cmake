@@ -3,7 +3,8 @@ if(NOT TARGET mpi_main_test)
   return()  # left out under this sanitizer
 endif()
 
-# mpi_main_case(NAME TEST TEXT ARG...): a test that is meant to fail, and the words that tell so.
+# mpi_main_case(NAME TEST TEXT ARG...): a test that is meant to fail, and the text that it then
+# prints.
 function(mpi_main_case name test text)
   add_test(NAME mpi_main_test.${name}
            COMMAND ${PROJECT_SOURCE_DIR}/tests/support/expect_failure ${text}
@@ -13,7 +14,7 @@ function(mpi_main_case name test text)
   horon_limit_test(mpi_main_test.${name})
 endfunction()
 
-# A file of which the program has no test is no success.
+# To name a file without a test in the program is an error.
 add_test(NAME mpi_main_test.unknown_file
          COMMAND ${PROJECT_SOURCE_DIR}/tests/support/expect_failure
                  "no tests of a file nowhere_test.cc" $<TARGET_FILE:mpi_main_test>

@@ -26,7 +26,8 @@ class MessageHub {
   struct Side {
     std::byte* data = nullptr;
     int64_t bytes = 0;
-    // Read without the mutex: a rank that polls would keep it from the one that is to post.
+    // Read without the mutex: otherwise a rank that polls could keep the mutex from a rank that
+    // wants to post.
     std::atomic<bool> over = false;
   };
 
@@ -67,7 +68,7 @@ class MessageHub {
   std::map<std::tuple<int, int, int>, Line> lines_;
 };
 
-// One rank's messages. They end in random order.
+// One rank's messages. They complete in random order.
 class ThreadMessages final : public Messages {
  public:
   ThreadMessages(MessageHub& hub, int rank)
@@ -88,7 +89,7 @@ class ThreadMessages final : public Messages {
   bool take_if_over(Id id) override { return sides_.at(id) == nullptr; }
 
  private:
-  // Ids are not used again: a second question about one is answered in the same way.
+  // Ids are not reused: take_if_over() returns the same if it is asked again about an id.
   Id keep(std::shared_ptr<MessageHub::Side> side) {
     sides_.push_back(std::move(side));
     return static_cast<Id>(sides_.size() - 1);

@@ -1,5 +1,5 @@
-// The program's own pthread_create() takes the place of the library's, for all shared libraries
-// too, and calls it unless it refuses.
+// This pthread_create() replaces that of the C library, for all shared libraries too, and calls it
+// unless it refuses.
 #include "horon/tests/support/thread_refusal.h"
 
 #include <cerrno>

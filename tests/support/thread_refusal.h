@@ -1,17 +1,17 @@
-// A system that has no more threads to give.
+// Simulates a system that has no more threads to give.
 #pragma once
 
 namespace horon::testing_support {
 
-// While it lives, each thread that the calling thread wants to start is refused, as when the limit
-// of processes is reached. A program that links thread_refusal.cc refuses.
+// While an object lives, each attempt of the calling thread to start a thread is refused, as when
+// the limit of processes is reached. The program must link thread_refusal.cc.
 class ThreadRefusal {
  public:
   ThreadRefusal();
   ~ThreadRefusal();
   ThreadRefusal(const ThreadRefusal&) = delete;
   ThreadRefusal& operator=(const ThreadRefusal&) = delete;
-  // Threads that were refused.
+  // The number of threads that were refused.
   int count() const;
 };
 

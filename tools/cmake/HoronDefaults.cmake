@@ -13,7 +13,7 @@ if(PROJECT_IS_TOP_LEVEL)
   endif()
 endif()
 
-# A misspelt value would else count as ON.
+# Otherwise a misspelt value would count as ON.
 foreach(name HORON_CUDA HORON_TORCH_CUDA HORON_IMAGES HORON_PYTHON_PACKAGE)
   string(TOUPPER "${${name}}" value)
   if(NOT value MATCHES "^(AUTO|ON|OFF|YES|NO|TRUE|FALSE|Y|N|1|0|)$")
@@ -30,7 +30,8 @@ endforeach()
 if(NOT HORON_SANITIZE)
   set(HORON_SANITIZE "")
 endif()
-# What compilers take: ThreadSanitizer goes with no other but undefined.
+# The combinations that compilers accept: ThreadSanitizer works with no other sanitizer but
+# undefined.
 set(checks "(address|leak|undefined)")
 if(NOT HORON_SANITIZE MATCHES
    "^(|thread|thread,undefined|undefined,thread|${checks}(,${checks})*)$")
@@ -38,7 +39,7 @@ if(NOT HORON_SANITIZE MATCHES
           "HORON_SANITIZE=${HORON_SANITIZE}: give address,undefined or thread, or nothing")
 endif()
 
-# What one checkout has compiled, another one in any folder finds in the cache.
+# A checkout in any folder finds in the cache what another checkout has compiled.
 find_program(HORON_CCACHE ccache)
 set(horon_launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
                    ${HORON_CCACHE})
@@ -47,7 +48,7 @@ if(HORON_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 
 # <horon/core/...>, <horon/ops/...> and <horon/torch_bindings/...> are the folders of this checkout.
-# Installed, they are below include/horon.
+# After installation they are below include/horon.
 set(HORON_INCLUDE_DIR ${PROJECT_BINARY_DIR}/include)
 file(MAKE_DIRECTORY ${HORON_INCLUDE_DIR}/horon)
 foreach(name core ops torch_bindings bench tests torch_bindings/horon.h)
@@ -64,15 +65,17 @@ if(Git_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/.git)
                   OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 endif()
 
-# horon_public_headers(FILES...): what programs may include, relative to this folder of the sources.
-# Only these are installed; package_test compares them with what the entry points include.
+# horon_public_headers(FILES...): the headers that programs may include, relative to this folder of
+# the sources. Only these are installed; package_test compares them with what the entry points
+# include.
 function(horon_public_headers)
   foreach(header ${ARGN})
     set_property(GLOBAL APPEND PROPERTY HORON_PUBLIC_HEADERS ${CMAKE_CURRENT_SOURCE_DIR}/${header})
   endforeach()
 endfunction()
 
-# horon_library(NAME EXPORTED_NAME): a library of Horon, static, or shared with BUILD_SHARED_LIBS.
+# horon_library(NAME EXPORTED_NAME): a library of Horon, shared with BUILD_SHARED_LIBS and static
+# otherwise.
 configure_file(${CMAKE_CURRENT_LIST_DIR}/exports.map.in ${PROJECT_BINARY_DIR}/exports.map @ONLY)
 set(HORON_EXPORTS ${PROJECT_BINARY_DIR}/exports.map)
 function(horon_library name exported_name)
@@ -89,9 +92,9 @@ function(horon_library name exported_name)
   endif()
 endfunction()
 
-# horon_target(NAME): warnings, and sanitizers, for the project's own code. Warnings are errors with
-# CMAKE_COMPILE_WARNING_AS_ERROR, as in continuous integration; elsewhere a compiler that is newer
-# than those may warn of what is right.
+# horon_target(NAME): warnings and sanitizers for the project's own code. Warnings are errors with
+# CMAKE_COMPILE_WARNING_AS_ERROR, as in continuous integration; a newer compiler elsewhere may warn
+# of correct code.
 function(horon_target name)
   target_compile_options(${name} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
@@ -102,8 +105,8 @@ function(horon_target name)
     target_compile_options(${name} PRIVATE -fsanitize=${HORON_SANITIZE} -fno-omit-frame-pointer -g1
                            -fno-sanitize-recover=all)
     if(HORON_SANITIZE MATCHES "undefined")
-      # AddressSanitizer stops at what is read or written there as well, and where UBSan looks for
-      # null pointers the compiler takes a third longer.
+      # AddressSanitizer also stops at accesses to null pointers, and UBSan's check for them makes
+      # the compiler a third slower.
       target_compile_options(${name} PRIVATE -fno-sanitize=null)
     endif()
     target_link_options(${name} PUBLIC -fsanitize=${HORON_SANITIZE})

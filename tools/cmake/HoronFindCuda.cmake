@@ -16,7 +16,7 @@ if(HORON_CUDA)
   find_program(HORON_NVCC nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda ${horon_cuda_wheels}
                PATH_SUFFIXES bin)
   if(HORON_NVCC)
-    # Wheels hold the runtime under its full name only, by which CMake does not look for it.
+    # Wheels contain the runtime only under its full name, and CMake does not look for that name.
     file(REAL_PATH ${HORON_NVCC} horon_cuda_root)
     cmake_path(GET horon_cuda_root PARENT_PATH horon_cuda_root)
     cmake_path(GET horon_cuda_root PARENT_PATH horon_cuda_root)

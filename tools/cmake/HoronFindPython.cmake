@@ -1,9 +1,9 @@
 # Finds a Python whose torch can be imported and has the version of the LibTorch of this build.
 # Sets HORON_WITH_PYTHON and, by FindPython, Python_EXECUTABLE and the targets for modules.
 #
-# HORON_PYTHON_PACKAGE=AUTO builds the package where one is found, and says in one line why not; ON
-# insists, OFF leaves it out. HORON_PYTHON_EXECUTABLE names the Python to take. The wheel is built
-# where pip has chosen it, and its torch need not be importable there.
+# HORON_PYTHON_PACKAGE=AUTO builds the package where such a Python is found, and otherwise says in
+# one line why not; ON insists, OFF leaves it out. HORON_PYTHON_EXECUTABLE names the Python to take.
+# A wheel is built for the Python that pip has chosen, and torch need not be importable there.
 
 set(HORON_WITH_PYTHON OFF)
 if(NOT HORON_PYTHON_PACKAGE OR HORON_SANITIZE)  # a sanitizer would have to be in Python itself
@@ -50,7 +50,7 @@ else()
 endif()
 
 if(HORON_PYTHON_EXECUTABLE AND NOT horon_python_why)
-  # To import torch takes seconds, so it is tried once for each build tree.
+  # To import torch takes seconds, so this is done once for each build tree.
   set(HORON_PYTHON_TRIED ${HORON_PYTHON_EXECUTABLE} CACHE INTERNAL "A Python that imports torch")
   set(Python_EXECUTABLE ${HORON_PYTHON_EXECUTABLE})
   find_package(Python QUIET COMPONENTS Interpreter Development.Module)

@@ -55,7 +55,8 @@ set(horon_chosen_roots ${horon_torch_roots})
 find_program(HORON_PYTHON python3)
 mark_as_advanced(HORON_PYTHON)
 set(horon_asked_python ${HORON_PYTHON})
-# The wheel of Horon itself, not that of a project which has found an installed Horon.
+# Whether this builds the wheel of Horon itself, and not that of a project which uses an installed
+# Horon.
 set(horon_is_wheel OFF)
 if(SKBUILD AND NOT HORON_TORCH_BUILT_WITH)
   set(horon_is_wheel ON)
@@ -89,7 +90,7 @@ macro(horon_look_at_torch root)
       string(REPLACE ";" "." HORON_TORCH_VERSION "${horon_torch_lines}")
     endif()
   endforeach()
-  # The names of its symbols tell which C++ ABI the library was built with.
+  # The symbol names show with which C++ ABI the library was built.
   file(STRINGS ${root}/lib/libc10.so horon_torch_new_abi
        REGEX "NSt7__cxx1112basic_string" LIMIT_COUNT 1)
   if(NOT horon_torch_new_abi)
@@ -107,8 +108,8 @@ macro(horon_look_at_torch root)
   endif()
 endmacro()
 
-# Not cached, because Torch_DIR may change between two runs of CMake. If none fits, the first one is
-# what is reported; one that somebody has chosen is not passed over.
+# Not cached, because Torch_DIR may change between two runs of CMake. If no root fits, the problem
+# of the first one is reported. A root that the user has chosen is not passed over.
 set(HORON_TORCH_ROOT "")
 set(horon_first_problem "")
 foreach(root ${horon_torch_roots})
@@ -153,7 +154,7 @@ endif()
 
 message(STATUS "LibTorch: ${HORON_TORCH_VERSION} in ${HORON_TORCH_ROOT}")
 add_library(horon_libtorch INTERFACE IMPORTED GLOBAL)
-# A program finds this LibTorch also when it is installed; a target with HORON_FINDS_TORCH_ITSELF
+# A program finds this LibTorch after it is installed, too. A target with HORON_FINDS_TORCH_ITSELF
 # has rpaths of its own.
 set(horon_finds_torch_itself $<BOOL:$<TARGET_PROPERTY:HORON_FINDS_TORCH_ITSELF>>)
 set(horon_torch_rpath $<$<NOT:${horon_finds_torch_itself}>:-Wl,-rpath,${HORON_TORCH_ROOT}/lib>)
@@ -189,10 +190,11 @@ if(NOT HORON_TORCH_CUDA)
 elseif(NOT horon_torch_cuda_missing)
   set(HORON_TORCH_WITH_CUDA ON)
   set_property(TARGET horon_libtorch PROPERTY HORON_WITH_CUDA ON)
-  # It registers itself when it is loaded: no symbol of it is named, and yet it is needed.
+  # libtorch_cuda registers itself when it is loaded: programs need it although they use no symbol
+  # of it.
   set_property(TARGET horon_libtorch APPEND PROPERTY INTERFACE_LINK_OPTIONS
     "LINKER:--push-state,--no-as-needed,${horon_torch_cuda},--pop-state")
-  # For programs that name its streams and graphs.
+  # For programs that use its streams and graphs.
   set_property(TARGET horon_libtorch APPEND PROPERTY INTERFACE_LINK_LIBRARIES
     "${HORON_TORCH_ROOT}/lib/libc10_cuda.so")
   message(STATUS "LibTorch: with CUDA")

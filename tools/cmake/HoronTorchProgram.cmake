@@ -1,8 +1,9 @@
-# horon_torch_program(NAME): for programs that include torch/torch.h, which takes longer than they.
+# horon_torch_program(NAME): for programs that include torch/torch.h, which takes longer to compile
+# than the program itself.
 #
-# With HORON_BUILT_ONCE that header is compiled beforehand, for all of them together, and each then
-# takes half its time. Not otherwise, since the result takes 0.7 GB, and ccache keeps nothing of
-# what was compiled with it. It fits only where the options are the same, so they are set here.
+# With HORON_BUILT_ONCE that header is precompiled once for all of these programs, and each then
+# takes half its time. Not otherwise: the result takes 0.7 GB, and ccache keeps nothing that was
+# compiled with it. It works only where the options are the same, so they are set here.
 function(horon_torch_program name)
   if(HORON_SANITIZE)
     # The libraries are compiled with all sanitizers; here they would take 2.5 times as long.

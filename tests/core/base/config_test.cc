@@ -68,7 +68,7 @@ TEST(Config, ListsEveryKnobOnce) {
 }
 
 TEST(Config, TakesItsOwnDefaultsAsInput) {
-  // A default outside its own range would be a trap for who writes it down explicitly.
+  // A default outside its own range would be an error for a user who sets it explicitly.
   Variables environment;
   for (const Config::Value& value : parse({}).values()) environment[value.name] = value.value;
   const Config config = parse(environment);
@@ -176,7 +176,7 @@ TEST(Config, WhatMustAgree) {
             plain);
   EXPECT_NE(parse({{"HORON_BUCKET_BYTES", "1"}}).agreed_values(), plain);
   EXPECT_NE(parse({{"HORON_ALLREDUCE", "mpi"}}).agreed_values(), plain);
-  // The same value from another place or in other words is no difference.
+  // The same value from another source or in other words is no difference.
   EXPECT_EQ(parse({{"HORON_BUCKET_BYTES", "1KiB"}}).agreed_values(),
             parse({}, {{"HORON_BUCKET_BYTES", "1024"}}).agreed_values());
   EXPECT_THAT(parse({{"HORON_BUCKET_BYTES", "1KiB"}}).agreed_values(),

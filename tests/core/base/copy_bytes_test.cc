@@ -28,7 +28,7 @@ class CopyBytes : public testing::Test {
     }
   }
 
-  // Looks at the bytes, and at what lies around them.
+  // Checks the copied bytes, and those around them.
   void expect_copy(size_t to_begin, size_t from_begin, size_t bytes) {
     SCOPED_TRACE(testing::Message() << bytes << " bytes from " << from_begin << " to " << to_begin);
     std::byte* const to = page_in(to_) + to_begin;
@@ -47,7 +47,7 @@ class CopyBytes : public testing::Test {
   std::vector<std::byte> to_ = std::vector<std::byte>(kBytesMax + 5 * kPage);
 };
 
-// The destination is as far ahead in its page as the source, or up to 66 bytes further or less far.
+// The destination's offset in its page is that of the source, or up to 66 bytes more or less.
 TEST_F(CopyBytes, CopiesAllAndNothingElseAtEachDistance) {
   for (size_t distance = kPage - 66; distance <= kPage + 66; ++distance) {
     for (const size_t from_begin : {size_t{100}, kPage - 7}) {

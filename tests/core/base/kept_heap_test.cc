@@ -27,7 +27,7 @@ void allocate_and_free() {
   for (void* const piece : pieces) std::free(piece);
 }
 
-// Of one such step, after some that were alike.
+// The bytes that are faulted in by one such step, after some equal steps.
 size_t bytes_faulted() {
   for (int i = 0; i < 3; ++i) allocate_and_free();
   rusage before{};

@@ -19,8 +19,8 @@ using std::chrono::steady_clock;
 
 constexpr int64_t kMsNs = 1'000'000;
 
-// Naps of a millisecond, in which the program computes for that share of the time and threads lose
-// so many cores in each.
+// Naps of a millisecond each. In each nap the program computes for a share `computed` of the time,
+// and threads lose `lost` cores.
 class Naps {
  public:
   void take(int naps, double computed, double lost) {
@@ -32,14 +32,14 @@ class Naps {
     }
   }
   bool are_dear() const { return cost_.is_dear(now_ns_); }
-  // So many, the last of which shows what the others were.
+  // Takes `naps` naps, and one more whose begin ends the measurement.
   bool are_dear_after(int naps, double computed, double lost) {
     take(naps, computed, lost);
     cost_.note_nap(now_ns_);
     now_ns_ += kMsNs;
     return are_dear();
   }
-  // A driver comes and goes.
+  // The series of naps is interrupted, as when a driver comes and goes.
   void wait_otherwise(milliseconds time) {
     cost_.interrupt();
     now_ns_ += time.count() * kMsNs;
@@ -57,7 +57,7 @@ class Naps {
   }};
 };
 
-// The first nap may stay alone, so a series begins with the second.
+// The first nap may be the only one, so a series begins with the second.
 constexpr int kFirstVerdict = 1 + NapCost::kNaps;
 
 TEST(NapCost, IsDearWhereTheProgramComputesAndLosesItsCore) {
@@ -104,7 +104,7 @@ TEST(NapCost, GoesOnToBeSoUntilThatIsClearlyOver) {
   EXPECT_FALSE(naps.are_dear_after(NapCost::kNapsIfDear, 0.1, 1));
 }
 
-// As in the backward passes of a small model, between which the program waits itself.
+// As in the backward passes of a small model, between which the program waits by itself.
 TEST(NapCost, HoldsOverShortSeriesButNotForLong) {
   Naps naps;
   ASSERT_TRUE(naps.are_dear_after(kFirstVerdict, 1, 1));
@@ -115,7 +115,7 @@ TEST(NapCost, HoldsOverShortSeriesButNotForLong) {
   }
 }
 
-// Each is long enough to see anew how it is.
+// Each series is long enough for a new verdict.
 TEST(NapCost, HoldsForEverWhereItIsSeenAgain) {
   Naps naps;
   ASSERT_TRUE(naps.are_dear_after(kFirstVerdict, 1, 1));
@@ -129,7 +129,7 @@ TEST(NapCost, HoldsForEverWhereItIsSeenAgain) {
 
 int64_t now_ns() { return steady_clock::now().time_since_epoch().count(); }
 
-// Until they are dear. False: not so far.
+// Naps until naps are dear. False: they are not dear within the limit.
 bool become_dear(NapCost& cost, seconds limit) {
   const auto end = steady_clock::now() + limit;
   while (!cost.is_dear(now_ns()) && steady_clock::now() < end) {
@@ -139,7 +139,7 @@ bool become_dear(NapCost& cost, seconds limit) {
   return cost.is_dear(now_ns());
 }
 
-// Threads that share one core, which the machine may give to others too.
+// Threads that share one core, which other programs may use too.
 class NapsOnOneCore : public testing::Test {
  protected:
   NapsOnOneCore() {
@@ -160,7 +160,7 @@ TEST_F(NapsOnOneCore, BesideAThreadThatComputes) {
     make_thread_prompt();
     NapCost cost;
     EXPECT_TRUE(become_dear(cost, seconds(20)));
-    // What the program has done meanwhile is not known.
+    // It is not known what the program has done in the meantime.
     std::this_thread::sleep_for(std::chrono::nanoseconds(NapCost::kHoldsNs) + milliseconds(20));
     EXPECT_FALSE(cost.is_dear(now_ns()));
     over = true;

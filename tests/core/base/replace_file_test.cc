@@ -27,7 +27,7 @@ std::atomic<int> folders_on_disk{0};
 
 }  // namespace
 
-// In place of the one of the C library.
+// Replaces the function of the C library.
 extern "C" int fsync(int file) {
   struct stat found {};
   if (::fstat(file, &found) == 0 && S_ISDIR(found.st_mode)) ++folders_on_disk;
@@ -71,7 +71,7 @@ TEST_F(ReplaceFile, TheRenameIsBroughtToTheDiskToo) {
   EXPECT_EQ(folders_on_disk, before + 1);
 }
 
-// None takes the temporary file of another one.
+// No thread uses the temporary file of another one.
 TEST_F(ReplaceFile, SeveralThreadsReplaceOneFile) {
   const std::vector<std::string> contents = {std::string(30'000, 'a'), std::string(20'000, 'b')};
   std::vector<std::string> errors(contents.size());
@@ -94,8 +94,8 @@ TEST_F(ReplaceFile, SeveralThreadsReplaceOneFile) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
 }
 
-// The name of the temporary file in a process that is the first of a container. None: no container
-// may be made here.
+// The name of the temporary file that is used in a process which is the first of a container.
+// Nothing if no container may be made here.
 std::optional<std::string> temporary_in_a_container(const std::string& path) {
   constexpr int kNoContainer = 77;
   int ends[2];
@@ -122,7 +122,7 @@ std::optional<std::string> temporary_in_a_container(const std::string& path) {
   return name;
 }
 
-// Processes of two containers, or hosts, that share a folder may have the same number.
+// Processes of two containers or hosts that share a folder may have the same process number.
 TEST_F(ReplaceFile, ContainersHaveNoTemporaryFileInCommon) {
   const std::optional<std::string> one = temporary_in_a_container(path_);
   if (!one) GTEST_SKIP() << "no PID namespaces here";

@@ -246,7 +246,8 @@ TEST_F(TimelineTest, ASwitchTurnsWhileOtherThreadsRecord) {
   }
 }
 
-// No file of this process may become longer than so many bytes, as on a disk that is full.
+// While an object lives, no file of this process may become longer than `bytes`, as on a disk that
+// is full.
 class FileLimit {
  public:
   explicit FileLimit(rlim_t bytes) : on_signal_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -304,7 +305,7 @@ TEST_F(TimelineTest, AFileThatCanNotGetItsNameIsNotLeftBehind) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_), {}), 1);
 }
 
-// Or several jobs, by mistake. The file is the one of whoever comes last.
+// The same happens if several jobs use one file by mistake. The file is that of the last one.
 TEST_F(TimelineTest, SeveralThreadsBeginTheSameFile) {
   std::atomic<int> failures{0};
   {

@@ -17,7 +17,7 @@ using test::error_of;
 
 inline void check_allgather(const Bootstrap& bootstrap) {
   const Topology& topology = bootstrap.topology();
-  // Of any length, nothing and zeros too.
+  // Texts of any length, of zeros, and an empty one.
   const auto text_of = [](int rank) { return std::string(static_cast<size_t>(rank * rank), '\0'); };
   const auto texts = bootstrap.allgather(Bootstrap::Among::Job, text_of(topology.rank));
   ASSERT_EQ(texts.size(), static_cast<size_t>(topology.size));
@@ -45,14 +45,14 @@ inline void check_require_same(const Bootstrap& bootstrap) {
                      "has 'b=0', rank ", odd_one, " has 'b=", odd_one, "'"));
   }
   if (size == 1) return;
-  // One text ends where the other goes on.
+  // One text is the beginning of the other.
   const std::string longer = rank == 1 ? "a\nb" : "a";
   EXPECT_EQ(error_of([&] { require_same(bootstrap, "list", longer); }),
             concat(to_string(ErrorCode::Config),
                    ": list differs between ranks: rank 0 has '', rank 1 has 'b'"));
 }
 
-// What goes wrong on one rank is the same error on all of them.
+// A fault on one rank is the same error on all of them.
 inline void check_agree(const Bootstrap& bootstrap) {
   const int rank = bootstrap.topology().rank;
   const int size = bootstrap.topology().size;
@@ -76,7 +76,7 @@ inline void check_agree(const Bootstrap& bootstrap) {
   EXPECT_EQ(error_of([&] { run_on_all(bootstrap, [] { throw 42; }); }),
             failed + ": an exception that is no std::exception");
   if (size < 3) return;
-  // The lowest rank with a fault is the one that is told of.
+  // The error is that of the lowest rank with a fault.
   const Error other(ErrorCode::Config, concat("fault of rank ", rank));
   EXPECT_EQ(
       error_of([&] { agree(bootstrap, rank == 0 ? std::nullopt : std::optional<Error>(other)); }),

@@ -28,7 +28,7 @@ TEST(InProcessBootstrap, KeepsTheContractOnSeveralHosts) {
   check_job(InProcessJob(std::vector<int>{7, 3, 7, 3, 3}), 5);
 }
 
-// What a launcher does: ranks on all cores, or each on its own.
+// As a launcher does: ranks may run on all cores, or each on one core of its own.
 TEST(CpuShare, CountsTheRanksThatMayRunOnTheSameCores) {
   cpu_set_t all;
   ASSERT_EQ(sched_getaffinity(0, sizeof(all), &all), 0);

@@ -14,7 +14,7 @@ using testing::HasSubstr;
 
 class Launch : public testing::Test {
  protected:
-  // The variables of no launcher but these.
+  // Sets these variables, and removes those of all launchers.
   static void environment(const std::map<std::string, std::string>& variables) {
     for (const char* name :
          {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "PMI_RANK", "PMIX_RANK",

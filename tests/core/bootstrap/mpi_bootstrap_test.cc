@@ -89,8 +89,8 @@ TEST(MpiBootstrap, TakesACommunicatorOfTheCaller) {
   }
 }
 
-// A rank that stands still in the start of a job, in a driver or on a file system, does not hold up
-// the others in silence.
+// If a rank stands still in the start of a job, in a driver or on a file system, the others report
+// that they wait for it.
 TEST(MpiBootstrap, RanksThatWaitForOneInTheStartSaySo) {
   const MpiLibrary library;
   const MpiBootstrap bootstrap(library, nullptr, "", 0.1);

@@ -20,7 +20,7 @@ std::atomic<int> yields{0};
 
 }  // namespace
 
-// In the place of libc's, for all libraries of this process.
+// Replaces the function of libc, for all libraries of this process.
 extern "C" int sched_yield() noexcept {
   ++yields;
   return 0;
@@ -41,7 +41,7 @@ int yields_of_looks() {
   return yields;
 }
 
-// As mpirun_test starts it: for more ranks than cores.
+// As mpirun_test starts the ranks: for more ranks than cores.
 class MpiLookTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -62,7 +62,7 @@ TEST_F(MpiLookTest, DoesNotYieldAndLetsOthersYieldAfterwards) {
   EXPECT_GT(yields_of_looks(), 0);
 }
 
-// As srun starts ranks, which says nothing of it.
+// As with srun, which does not tell MPI that there are more ranks than cores.
 TEST_F(MpiLookTest, YieldsOnRequestUnlessTheUserHasChosen) {
   const auto set_yield =
       reinterpret_cast<bool (*)(bool)>(::dlsym(RTLD_DEFAULT, "opal_progress_set_yield_when_idle"));

@@ -1,5 +1,5 @@
-// Horon begins and ends MPI itself here; that works once in a process, so this is one story in one
-// test.
+// Horon itself initialises and finalises MPI. That is possible only once in a process, so this is
+// one test.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

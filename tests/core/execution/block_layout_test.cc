@@ -1,4 +1,4 @@
-// Which elements of a reducescatter go to whom.
+// Which elements of a reducescatter go to which rank.
 #include "horon/core/execution/block_layout.h"
 
 #include <array>
@@ -32,7 +32,7 @@ TEST(BlockLayout, RowsOfEachTensorAreDivided) {
   EXPECT_EQ(layout.out_total, 12);
 }
 
-// Also one without dimensions, and one without elements.
+// Also a tensor without dimensions, and one without elements.
 TEST(BlockLayout, TensorsDividedAsOne) {
   EntrySpec spec = reducescatter({{"a", {2, 3}}, {"b", {}}, {"c", {0, 4}}, {"d", {5}}}, {7, 0, 5});
   spec.as_one = true;

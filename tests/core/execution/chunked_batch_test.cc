@@ -109,7 +109,7 @@ struct Tensor {
   std::vector<float> input, output, original;
 };
 
-// Seeds differ in how late it is, too.
+// A device that works late; the seed also determines how late.
 FakeDevice::Options late(uint32_t seed) {
   FakeDevice::Options options;
   options.delay_max = seed % 2 == 0 ? 3 : 30;
@@ -117,7 +117,7 @@ FakeDevice::Options late(uint32_t seed) {
   return options;
 }
 
-// Lengths of whole batches about the ends of chunks.
+// Lengths of whole batches, near the ends of chunks.
 const std::vector<int64_t> kCounts = {
     0,          1,          kChunk - 1,     kChunk,         kChunk + 1,
     2 * kChunk, 4 * kChunk, 4 * kChunk + 1, 5 * kChunk - 1, 9 * kChunk + 77};
@@ -208,7 +208,7 @@ TEST(ChunkedBatch, ARankThatHasJoinedGivesZeros) {
 }
 
 // A chunk ends only when the next one has been copied in, and the one before has been copied back.
-// If the three came one behind the other, this would never end.
+// If the three steps ran one after another, this would never end.
 TEST(ChunkedBatch, CopyingAndReducingGoOnAtTheSameTime) {
   constexpr size_t chunks = 9;
   StagedRank rank;
@@ -236,7 +236,7 @@ TEST(ChunkedBatch, CopyingAndReducingGoOnAtTheSameTime) {
             static_cast<size_t>(ChunkPlan::kAtOnce * ChunkPlan::kBytesLeast));
 }
 
-// That the tests above would see it.
+// Shows that the tests above would notice it.
 TEST(ChunkedBatch, ADeviceThatForgetsToWaitGivesOtherResults) {
   size_t wrong = 0;
   for (uint32_t seed = 1; seed <= 20; ++seed) {
@@ -274,7 +274,7 @@ TEST(ChunkedBatch, LaterBatchesStartBehindTheLastChunk) {
   for (Tensor* const tensor : {&first, &second, &third, &fourth}) EXPECT_EQ(tensor->wrong(2), 0U);
 }
 
-// All of them use the same scratch, one after the other.
+// All batches use the same scratch, one after the other.
 TEST(ChunkedBatch, ScratchIsUsedAgainOnceItHasBeenCopiedBack) {
   constexpr size_t room = 6 * ChunkPlan::kBytesLeast;
   for (uint32_t seed = 1; seed <= 10; ++seed) {

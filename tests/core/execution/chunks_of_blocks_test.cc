@@ -35,7 +35,7 @@ float element(int member, int64_t place) {
   return static_cast<float>((place * 7 + member * 100'003) % 1'000'003);
 }
 
-// What the op was given, put together again, and what it gave.
+// What the op was given, put together again, and what it produced.
 struct Seen {
   std::vector<Batch> chunks;
   std::vector<std::vector<float>> for_members = std::vector<std::vector<float>>(kMembers);
@@ -127,7 +127,7 @@ class ThreeRanksOp final : public CollectiveOp {
   std::array<int64_t, kMembers> received_{}, given_{};
 };
 
-// A group of tensors with rows of `widths` elements, of which each member has so many `rows`.
+// A group of tensors. Tensor i has rows of widths[i] elements, and member m has rows[m] of them.
 struct Group {
   Group(CollectiveKind kind_of_call, std::vector<int64_t> widths_of_parts,
         std::vector<int64_t> rows_of_members)
@@ -174,7 +174,7 @@ struct Group {
 
   // The rows of each tensor that are for `member`, tensor by tensor.
   std::vector<float> packed_for(size_t member) const { return rows_of(inputs, member); }
-  // Those that come from `member`.
+  // The rows that come from `member`.
   std::vector<float> got_from(size_t member) const { return rows_of(outputs, member); }
 
   CollectiveKind kind;
@@ -250,7 +250,7 @@ void check_reducescatter(const Group& group, const OneRun& run) {
   EXPECT_EQ(got, expected);
 }
 
-// About the ends of chunks, alike and not, with nothing on some members.
+// Rows of the members, near the ends of chunks: equal and unequal, and none on some members.
 const std::vector<std::vector<int64_t>> kRows = {
     {kChunk, kChunk, kChunk},
     {kChunk + 1, kChunk + 1, kChunk + 1},
@@ -335,8 +335,8 @@ TEST(ChunksOfBlocks, ScratchIsHardlyMoreThanAllOfIt) {
   check_allgather(group, run);
 }
 
-// However long it is, it takes no more scratch than four chunks of about kBytes, and the other side
-// of each, which has a third of that; the pool rounds up.
+// However long the batch is, it takes no more scratch than four chunks of about kBytes, and the
+// other side of each, which has a third of that; the pool rounds up.
 TEST(ChunksOfBlocks, ScratchIsThatOfAFewChunks) {
   for (const CollectiveKind kind : {CollectiveKind::Allgather, CollectiveKind::Reducescatter}) {
     Group group(kind, {1}, {20 * kChunk, 20 * kChunk, 20 * kChunk});

@@ -1,5 +1,5 @@
 // One rank's executor, stepped by hand, on memory of each kind; its device delays, reorders and
-// fails.
+// fails work.
 #pragma once
 
 #include <cstddef>
@@ -41,7 +41,7 @@ struct Rank {
     start(memory, rank, size, std::move(meeting), delays, scratch_bytes_max, options);
   }
 
-  // The device does what it can, then the executor, then the device.
+  // The device takes up to three turns, then the executor steps, then the device again.
   Executor::Pace step() {
     turn_device();
     const Executor::Pace pace = step_executor();
@@ -127,7 +127,7 @@ std::vector<EntryWork> list(Entries... entries) {
   return out;
 }
 
-// The error of a batch of one entry if this is the only op.
+// The error of a batch of one entry in an executor whose only op is `op`.
 inline std::optional<Error> error_of_one_batch(std::unique_ptr<CollectiveOp> op) {
   std::vector<std::unique_ptr<CollectiveOp>> ops;
   ops.push_back(std::move(op));
@@ -143,7 +143,7 @@ inline std::optional<Error> error_of_one_batch(std::unique_ptr<CollectiveOp> op)
   return finished.empty() ? std::nullopt : finished.front().error;
 }
 
-// For tests of what holds on memory of every kind.
+// For tests that must pass on memory of every kind.
 class ExecutorContract : public testing::TestWithParam<FakeMemory> {};
 
 inline std::string memory_name(const testing::TestParamInfo<FakeMemory>& info) {

@@ -1,4 +1,4 @@
-// The executor with a device that delays, reorders and fails: what CUDA will do to it.
+// The executor with a device that delays, reorders and fails work, as CUDA will.
 #include "horon/core/execution/executor.h"
 
 #include <algorithm>
@@ -64,7 +64,7 @@ TEST_P(ExecutorContract, ReadsInputAndWritesOutput) {
   EXPECT_THAT(tail_out, ElementsAre(4));
 }
 
-// Each is a vector of its own there. Other reductions need not know.
+// Adasum treats each tensor as a vector of its own. Other reductions need not know the tensors.
 TEST_P(ExecutorContract, AdasumIsToldTheTensorsOfABatch) {
   const auto meeting = std::make_shared<FakeMeeting>(1);
   Rank rank(GetParam(), 0, 1, meeting, {});
@@ -110,7 +110,7 @@ TEST_P(ExecutorContract, PaceTellsWhetherAnybodyWillRing) {
   EXPECT_EQ(rank.step(), Executor::Pace::Polling);
 }
 
-// Where ops are enqueued, nothing happens any more behind one that has failed.
+// Where ops are enqueued, nothing happens after one that has failed.
 TEST_P(ExecutorContract, AFailedOpIsAValueAndTheNextBatchStillRuns) {
   const auto meeting = std::make_shared<FakeMeeting>(1);
   Rank rank(GetParam(), 0, 1, meeting, {.fail_op_at_sequence = 0});
@@ -126,7 +126,7 @@ TEST_P(ExecutorContract, AFailedOpIsAValueAndTheNextBatchStillRuns) {
   rank.executor->abandon();
 }
 
-// The peers would take the collective of the next batch for that of this one.
+// Otherwise the peers would take the collective of the next batch for that of this one.
 TEST(Executor, NothingStartsInThePassInWhichABatchFindsNoOp) {
   Rank rank(FakeMemory::Immediate, 0, 1, std::make_shared<FakeMeeting>(1), {});
   std::vector<float> a = {1}, b = {2};
@@ -267,7 +267,7 @@ std::vector<float> count_up(size_t size, float first) {
 TEST(Executor, AStepCopiesABoundedPieceAndTheOrderStays) {
   RecordingDomain::Record record;
   const auto executor = recorded(0, 1, std::make_shared<FakeMeeting>(1), record);
-  // One that fits, none, one of many pieces, one behind it.
+  // A tensor that fits in a piece, an empty one, one of many pieces, and one after it.
   std::vector<float> a = count_up(1000, 0), none, b = count_up(1'500'000, 5), c = {1, 2, 3};
   const std::vector<float> a_before = a, b_before = b, c_before = c;
   executor->enqueue(batch(0, list(entry(1, a), entry(2, none), entry(3, b), entry(4, c))));

@@ -1,4 +1,4 @@
-// Batches of the host some of whose tensors lie on a device.
+// Batches of the host in which some tensors are on a device.
 #include "horon/core/execution/host_copies.h"
 
 #include <memory>
@@ -25,7 +25,7 @@ using test::FakeDomain;
 using test::FakeQueue;
 using testing::Each;
 
-// Of two ranks with the same tensors: the results are twice the inputs.
+// One of two ranks with the same tensors: the results are twice the inputs.
 struct MixedRank {
   explicit MixedRank(FakeDevice::Options options = {}, size_t bytes_max = ScratchPool::kNoLimit) {
     options.by_hand = true;
@@ -161,7 +161,7 @@ TEST(HostCopies, TheirMemoryIsUsedAgain) {
   EXPECT_EQ(rank.scratch->usage().bytes, size_t{64} << 10) << "one buffer of the shortest length";
 }
 
-// Those of the host do not overtake where all ranks keep the order of the log.
+// Batches of host tensors do not overtake it if all ranks keep the order of the log.
 TEST(HostCopies, ADeviceMayTakeLongToOpen) {
   MixedRank rank;
   rank.domain->opens_in = 200;
@@ -178,7 +178,7 @@ TEST(HostCopies, ADeviceMayTakeLongToOpen) {
   EXPECT_THAT(more, Each(4));
 }
 
-// But for the oldest, which may go beyond.
+// Except for the oldest batch, which may exceed it.
 TEST(HostCopies, KeepToTheLimitOfScratch) {
   constexpr size_t kOne = size_t{64} << 10;
   FakeDevice::Options options;
@@ -198,7 +198,7 @@ TEST(HostCopies, KeepToTheLimitOfScratch) {
   EXPECT_LE(rank.scratch->usage().bytes_peak, 5 * kOne);
 }
 
-// What the device or a peer may still write stays for ever, and a failure is the batch's own.
+// Memory to which the device or a peer may still write is never released, and only the batch fails.
 TEST(HostCopies, StayIfTheDeviceOrTheOpFails) {
   for (int fails_at = -1; fails_at < 6; ++fails_at) {
     FakeDevice::Options options;

@@ -67,7 +67,7 @@ TEST(OpTable, TheKnobChoosesAmongAllreducesOnly) {
   EXPECT_EQ(table("shm").select(facts_of(CollectiveKind::Broadcast, 1)).name(), "mpi_broadcast");
 }
 
-// The others are chosen as ever.
+// For other memory, ops are chosen as without the knob.
 TEST(OpTable, TheKnobIsForMemoryThatTheOpIsFor) {
   const auto with_gpu = [](const std::string& knob) {
     std::vector<std::unique_ptr<CollectiveOp>> ops;
@@ -102,7 +102,7 @@ TEST(OpTable, SaysWhy) {
                           HasSubstr("another kind")));
 }
 
-// The knob is about collectives of the host, and no reason to take tensors from where they are.
+// The knob is about collectives of host memory, and no reason to move tensors to the host.
 TEST(OpTable, TheKnobTakesNoTensorsToTheHost) {
   const auto name_of = [](const std::string& knob, bool has_nccl, int64_t count) {
     constexpr auto kAllreduce = CollectiveKind::Allreduce;

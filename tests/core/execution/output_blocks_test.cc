@@ -1,4 +1,4 @@
-// Results that may go into several stretches of memory: who decides that they do.
+// Results that may go into several blocks of memory: who decides that they do.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -15,7 +15,7 @@ namespace {
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-// Done at once; notes where it was to write.
+// An op that is done at once, and notes where it should write.
 class NotingOp final : public CollectiveOp {
  public:
   struct Notes {

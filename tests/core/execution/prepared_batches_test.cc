@@ -1,4 +1,4 @@
-// Batches that come again, and how far one step goes.
+// Batches that repeat, and how far one step goes.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -14,7 +14,7 @@ namespace {
 using namespace executor_world;
 using testing::ElementsAre;
 
-// A batch that waits for nobody takes one step, also where it is packed.
+// A batch that waits for nothing takes one step, and at most two more if it is packed.
 TEST(Executor, StagesFallThroughWhileNothingHoldsThemUp) {
   Rank rank(FakeMemory::Immediate, 0, 1, std::make_shared<FakeMeeting>(1), {});
   std::vector<float> a = {1}, b = {2};
@@ -26,7 +26,7 @@ TEST(Executor, StagesFallThroughWhileNothingHoldsThemUp) {
   EXPECT_EQ(rank.finished.size(), 2U);
 }
 
-// The same spec with fewer contributors is another batch: Average divides by another number.
+// The same spec with fewer contributors makes another batch: Average divides by another number.
 TEST_P(ExecutorContract, ABatchThatComesAgainIsPreparedOnce) {
   for (const int size : {1, 3}) {
     const auto spec = std::make_shared<EntrySpec>();
@@ -96,7 +96,7 @@ TEST_P(ExecutorContract, RowsThatChangeAreLaidOutAnew) {
   }
 }
 
-// The batches behind it stand in line, and all of them end in the order of the log.
+// The later batches wait, and all end in the order of the log.
 TEST(Executor, ALimitedNumberOfBatchesIsUnderWay) {
   constexpr size_t kBatches = 3 * Executor::kUnderWayMax;
   FakeDevice::Options by_hand;

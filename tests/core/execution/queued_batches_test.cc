@@ -1,4 +1,4 @@
-// Batches on memory with a queue: what is enqueued, what waits, and for what the host never does.
+// Batches on memory with a queue: what is enqueued, what waits, and what the host never waits for.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -118,11 +118,11 @@ TEST(QueuedBatches, AWholeTrainingWaitsNeverOnTheHost) {
   EXPECT_EQ(zero.executor.device->host_waits() + one.executor.device->host_waits(), 0);
   run_both(zero.executor, one.executor);
   EXPECT_EQ(zero.executor.finished.size(), static_cast<size_t>(Training::kSteps));
-  // All of them went through one fusion buffer, each behind the one before.
+  // All of them went through one fusion buffer, each after the one before.
   EXPECT_EQ(zero.executor.domain->allocations(), 1);
 }
 
-// That the test above sees what it is there to see.
+// Shows that the test above notices what it tests.
 TEST(QueuedBatches, ADeviceThatForgetsToWaitGivesOtherResults) {
   const auto meeting = std::make_shared<FakeMeeting>(2);
   Training zero(0, meeting, true), one(1, meeting, true);
@@ -130,7 +130,7 @@ TEST(QueuedBatches, ADeviceThatForgetsToWaitGivesOtherResults) {
   EXPECT_NE(zero.sum(), Training::expected());
 }
 
-// Another process set of the same ranks: with a log and a queue of its own on the same device.
+// Another process set of the same ranks, with a log and a queue of its own on the same device.
 std::unique_ptr<Executor> other_set(Rank& rank, int member, std::shared_ptr<FakeMeeting> meeting) {
   std::vector<std::unique_ptr<CollectiveOp>> ops;
   ops.push_back(std::make_unique<test::FakeOp>(member, std::move(meeting), FakeDelays{},
@@ -172,7 +172,7 @@ TEST(QueuedBatches, SetsThatStartInUnlikeOrderDoNotWaitForEachOther) {
   EXPECT_THAT(d, ElementsAre(7));
 }
 
-// Compression: the device casts, when packing and unpacking, and nobody waits for it.
+// Compression: the device casts when it packs and unpacks, and no thread waits for it.
 TEST_P(ExecutorContract, TheDeviceCastsWhatIsCompressed) {
   for (const Compression type : {Compression::Float16, Compression::BFloat16}) {
     const auto meeting = std::make_shared<FakeMeeting>(2);
@@ -263,13 +263,13 @@ TEST(QueuedBatches, ADeviceThatFailsFailsTheBatch) {
       rank.executor->enqueue(batch(0, list(std::move(late), entry(2, b))));
       for (int i = 0; i < 100 && rank.finished.empty(); ++i) rank.step();
       ASSERT_EQ(rank.finished.size(), 1U) << at;
-      // The copy in, the event behind it, the copy out and the event behind it at least.
+      // The copy in, the event after it, the copy out and the event after it at least.
       ASSERT_TRUE(rank.finished[0].error || at > 4) << at;
     }
   }
 }
 
-// What keeps an order, keeps it on every rank; the rest does not wait.
+// Batches that keep an order keep it on every rank; others do not wait.
 TEST(QueuedBatches, AnUnreadyBatchHoldsBackOnlyThoseThatKeepItsOrder) {
   for (const FakeMemory memory : {FakeMemory::Immediate, FakeMemory::HostDriven}) {
     for (const StartOrder order : {StartOrder::Log, StartOrder::Op, StartOrder::Any}) {
@@ -356,8 +356,8 @@ TEST_P(ExecutorContract, ScratchIsLimitedAndNothingWaitsForEver) {
   }
 }
 
-// Nothing is asked of a device that is being opened, and what keeps the order of the log behind it
-// waits too.
+// A device that is being opened gets no work, and later batches that keep the order of the log wait
+// too.
 TEST(QueuedBatches, ADeviceThatIsBeingOpenedIsWaitedFor) {
   for (const FakeMemory memory : {FakeMemory::HostDriven, FakeMemory::Enqueued}) {
     const auto meeting = std::make_shared<FakeMeeting>(1);
@@ -377,8 +377,8 @@ TEST(QueuedBatches, ADeviceThatIsBeingOpenedIsWaitedFor) {
   }
 }
 
-// If the third took what the second waits for, the second would never start, nor the third behind
-// it.
+// If the third took the scratch that the second waits for, the second would never start, nor the
+// third after it.
 TEST(QueuedBatches, ASmallBatchDoesNotTakeTheScratchOfALargeOneBeforeIt) {
   for (const FakeMemory memory : {FakeMemory::Immediate, FakeMemory::HostDriven}) {
     Rank rank(memory, 0, 1, std::make_shared<FakeMeeting>(1), {.op_polls = 3}, 100'000);

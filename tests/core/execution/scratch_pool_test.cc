@@ -1,4 +1,4 @@
-// Scratch: what is kept, what is shared by requests of about one size, what is released, and when.
+// Scratch: what is kept, what requests of similar size share, what is released, and when.
 #include "horon/core/execution/scratch_pool.h"
 
 #include <memory>
@@ -134,7 +134,7 @@ TEST(ScratchPool, ReleasesWhatNobodyUsesBeforeMemoryIsRefused) {
   EXPECT_THROW((void)pool->take(domain, 7 * kMiB), Error);
 }
 
-// Beyond the limit: what the device still uses is released later, what it does not use at once.
+// Beyond the limit: buffers that the device still uses are released later, other buffers at once.
 TEST(ScratchPool, WhatTheDeviceUsesIsNotReleased) {
   FakeDevice::Options options;
   options.by_hand = true;
@@ -162,7 +162,7 @@ TEST(ScratchPool, WhatTheDeviceUsesIsNotReleased) {
 }
 
 // The device is far behind, and each batch needs a larger buffer than the one before: the pool does
-// not grow with what the device has still to do.
+// not grow with the device's backlog.
 TEST(ScratchPool, TheLimitCountsWhatTheDeviceStillUses) {
   constexpr size_t limit = 500'000;
   FakeDevice::Options options;

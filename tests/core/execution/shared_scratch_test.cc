@@ -1,4 +1,4 @@
-// Scratch that an op has for its batches: who is given it, and when.
+// Scratch that an op provides for its batches: which batch gets it, and when.
 #include "horon/core/execution/shared_scratch.h"
 
 #include <memory>
@@ -17,14 +17,14 @@ using namespace executor_world;  // NOLINT(google-build-using-namespace)
 using testing::Each;
 using testing::ElementsAre;
 
-// What the op is asked, and what it says.
+// What the op is asked, and its answers.
 struct Given {
   SharedScratch scratch;
-  int none_before = 0;  // there is none for so many batches that ask
+  int none_before = 0;  // so many batches that ask first get none
   std::vector<size_t> asked;
   std::vector<int> enqueued_before;  // batches that were in the queue when it was asked
   int enqueued = 0;
-  bool fails = false;  // behind what it has enqueued
+  bool fails = false;  // after it has enqueued its work
 };
 
 class OpWithScratch final : public CollectiveOp {
@@ -103,7 +103,7 @@ class SharedScratchOfAnOp : public testing::Test {
   std::vector<EnqueuedBatch> enqueued_;
 };
 
-// Ranks that come to a batch at other moments would be told other things.
+// Otherwise ranks that reach a batch at different moments would get different answers.
 TEST_F(SharedScratchOfAnOp, IsAskedForWhenAllEarlierBatchesAreInTheQueue) {
   start();
   given_.none_before = 1;
@@ -130,7 +130,8 @@ TEST_F(SharedScratchOfAnOp, IsForWhatFitsThere) {
   EXPECT_THAT(given_.asked, ElementsAre(24));
 }
 
-// What one rank packs and another need not: a group, what it has joined, what is gathered.
+// Not for batches that one rank packs and another need not: a group, an entry that it has joined, a
+// gather.
 TEST_F(SharedScratchOfAnOp, IsForWhatAllRanksPack) {
   start();
   std::vector<float> first(4, 1), second(4, 1);
@@ -156,7 +157,7 @@ TEST_F(SharedScratchOfAnOp, IsForWhatAllRanksPack) {
   EXPECT_THAT(second, Each(1.0F));
 }
 
-// It may still use it.
+// The batch may still use the scratch.
 TEST_F(SharedScratchOfAnOp, ABatchThatFailsStaysAUser) {
   start();
   given_.fails = true;

@@ -1,6 +1,5 @@
-// One rank whose op does not reach its tensors: they are copied to scratch elsewhere and back, in
-// two queues of a device that is turned by hand. Its op is that of two ranks which have the same
-// tensors.
+// One rank whose op does not reach its tensors: they are copied to scratch and back, in two queues
+// of a device that is turned by hand. Its op acts as one of two ranks that have the same tensors.
 #pragma once
 
 #include <bit>
@@ -29,9 +28,9 @@ class ElsewhereDomain final : public MemoryDomain {
   explicit ElsewhereDomain(const test::FakeDevice& device) : there_(device), back_(device) {}
   DeviceKind device() const override { return DeviceKind::Cuda; }
   bool ops_reach_tensors() const override { return false; }
-  // After so many questions.
+  // True from the `opens_in`-th call on.
   bool is_open() override { return opens_in == 0 || --opens_in == 0; }
-  // Full of NaN, so that what is reduced before it is copied is seen.
+  // Full of NaN, so that a reduction of memory that is not copied yet shows.
   std::shared_ptr<std::byte> allocate(size_t bytes) override {
     if (bytes == 0) return nullptr;
     const auto memory = std::make_shared<std::vector<float>>(
@@ -43,17 +42,17 @@ class ElsewhereDomain final : public MemoryDomain {
   MemoryQueue& queue_back() override { return back_; }
 
   int opens_in = 0;
-  std::weak_ptr<const void> latest;  // that was allocated
+  std::weak_ptr<const void> latest;  // memory that was allocated
 
  private:
   test::FakeQueue there_, back_;
 };
 
-// What the op does, and has seen.
+// What the op is to do, and what it has seen.
 struct OpScript {
-  int polls_max = 0;  // of each batch, at random
-  int fails_at = -1;  // the n-th batch that it is given, when it is stepped
-  // Asked of the n-th batch again and again until it is true; null: it is.
+  int polls_max = 0;  // before a batch ends, at random
+  int fails_at = -1;  // the n-th batch that it is given fails in step()
+  // Called for the n-th batch until it returns true, which lets the batch end; null: at once.
   std::function<bool(size_t n)> may_end;
   std::vector<Batch> started;  // each batch that it was given
   size_t ended = 0;
@@ -72,8 +71,8 @@ inline float float_of(DataType type, const std::byte* at) {
   return std::bit_cast<float>(bits);
 }
 
-// Float32 and BFloat16. Allreduce: twice the input, which is exact. Broadcast: the root keeps what
-// it has, and the others get 1, 2, ..., in the order of the batches.
+// Takes Float32 and BFloat16. Allreduce: the result is twice the input, which is exact. Broadcast:
+// the root keeps its elements, and another rank gets 1, 2, ..., counted on from batch to batch.
 class TwoRanksOp final : public CollectiveOp {
  public:
   explicit TwoRanksOp(std::shared_ptr<OpScript> script) : script_(std::move(script)) {}
@@ -131,7 +130,7 @@ class TwoRanksOp final : public CollectiveOp {
   int64_t received_ = 0;
 };
 
-// The bars that are drawn, as "track: detail".
+// Keeps the spans that are drawn, as "track: detail".
 class Bars final : public Timeline {
  public:
   void span(std::string_view track, std::string_view, Clock::time_point begin,
@@ -146,7 +145,7 @@ class Bars final : public Timeline {
 };
 
 struct StagedRank {
-  // `op`: null: a TwoRanksOp. `rank` of `size`.
+  // `op`: null means a TwoRanksOp. This is rank `rank` of `size`.
   explicit StagedRank(test::FakeDevice::Options options = {},
                       size_t scratch_bytes_max = ScratchPool::kNoLimit,
                       std::unique_ptr<CollectiveOp> op = nullptr, int rank = 0, int size = 2) {
@@ -172,7 +171,7 @@ struct StagedRank {
     (void)device->turn();
     return executor->step(finished, enqueued);
   }
-  // Until it is idle. False: it never is.
+  // Steps until it is idle. False: it never is.
   bool run() {
     for (int i = 0; i < 1'000'000; ++i) {
       if (step() == Executor::Pace::Idle) return true;

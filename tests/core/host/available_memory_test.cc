@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-// A tree as the kernel shows it, with 1000 MiB left on the host.
+// Files as the kernel shows them, with 1000 MiB left on the host.
 class AvailableMemoryTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -25,7 +25,7 @@ class AvailableMemoryTest : public testing::Test {
     fs::create_directories((folder_ / path).parent_path());
     std::ofstream(folder_ / path) << content;
   }
-  // Of version 2; in MiB.
+  // Adds a control group of version 2; sizes in MiB.
   void add_group(const std::string& path, const std::string& limit, size_t used,
                  size_t files) const {
     write("groups" + path + "/memory.max", limit + "\n");
@@ -79,7 +79,7 @@ TEST_F(AvailableMemoryTest, OfGroupsOfVersion1) {
   EXPECT_EQ(look().bytes, 1000 * kMiB);
 }
 
-// Of this process, whatever its groups are.
+// The memory that is available to this process, whatever its groups are.
 TEST(AvailableMemory, OfThisProcessIsSome) { EXPECT_GT(available_memory().bytes, 0); }
 
 }  // namespace

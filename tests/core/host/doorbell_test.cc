@@ -44,7 +44,7 @@ TEST(Doorbell, TimesOutWithoutARing) {
   }
 }
 
-// A pause between looks at MPI may be shorter than a look.
+// A pause between two polls of MPI may be shorter than a look at the doorbell.
 TEST(Doorbell, ALookEndsAtItsLimit) {
   const std::atomic<bool> stop = false;
   const std::chrono::nanoseconds for_ever = std::chrono::hours(1);
@@ -83,7 +83,7 @@ Clock::duration time_of_yields(int count) {
   return Clock::now() - begin;
 }
 
-// Each yield beside a thread that computes costs that thread's time slice, of milliseconds.
+// Beside a thread that computes, each yield costs a time slice of that thread, of milliseconds.
 TEST(Doorbell, DoesNotYieldOnBesideThreadsThatCompute) {
   std::atomic<bool> stop{false};
   std::vector<std::jthread> computing;
@@ -94,7 +94,7 @@ TEST(Doorbell, DoesNotYieldOnBesideThreadsThatCompute) {
     });
   }
   Doorbell bell;
-  // The least of some turns each: what else runs on the machine makes them longer.
+  // The minimum over several turns, since other programs make them longer.
   auto sleeping = Clock::duration::max();
   auto waiting = Clock::duration::max();
   auto one_yield_each = Clock::duration::max();  // what the waits would take with one yield each
@@ -109,7 +109,7 @@ TEST(Doorbell, DoesNotYieldOnBesideThreadsThatCompute) {
   EXPECT_TRUE(few_yields());
 }
 
-// Each round needs its wake-up.
+// Each round needs a wake-up of its own.
 TEST(Doorbell, LosesNoRingBetweenTwoThreads) {
   for (const WaitPolicy& policy : kPolicies) {
     Doorbell ping;

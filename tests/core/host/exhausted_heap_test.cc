@@ -11,7 +11,7 @@
 namespace horon::core {
 namespace {
 
-// Blocks come back from destructors, which can't say that memory is short.
+// Destructors give blocks back, and they can't report that memory is short.
 TEST(ExhaustedHeap, TakesBlocksBack) {
   const auto heap = std::make_shared<SharedHeap>();
   std::vector<std::shared_ptr<std::byte>> held;

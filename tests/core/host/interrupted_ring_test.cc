@@ -1,5 +1,5 @@
-// A ring that is interrupted, before each of its instructions. Not for ThreadSanitizer, for which
-// these are thousands.
+// A ring that is interrupted before each of its instructions. Not for ThreadSanitizer, which makes
+// thousands of instructions of it.
 #include <atomic>
 #include <chrono>
 #include <sys/syscall.h>
@@ -20,8 +20,8 @@ struct InterruptedRing {
   std::atomic<bool> over{false};
 };
 
-// A ringer pauses within ring(), before each of its instructions in turn. The waiter has taken that
-// ring and is about to sleep when the ringer goes on: it must hear the next ring.
+// The process that rings pauses within ring(), before each of its instructions in turn. The waiter
+// has taken that ring and is about to sleep when the other goes on: it must hear the next ring.
 TEST(Doorbell, LosesNoRingAfterOneThatWasInterrupted) {
   if (!can_be_stepped()) GTEST_SKIP() << "processes can't be stepped through here";
   bool over = false;

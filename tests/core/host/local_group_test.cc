@@ -20,7 +20,7 @@
 namespace horon::core {
 namespace {
 
-// In a child process gtest's expectations are not seen; this says where it went wrong.
+// The parent does not see gtest's failures in a child process; this prints where it failed.
 bool check(bool condition, const char* what, int rank) {
   if (!condition) std::fprintf(stderr, "rank %d: not true: %s\n", rank, what);
   return condition;
@@ -31,8 +31,8 @@ bool check(bool condition, const char* what, int rank) {
 const std::vector<int> kAllWell(3, 0);
 constexpr size_t kAreaBytes = 10'000;
 
-// ByName: the calling process leaves for a user namespace of its own, so that the others can't
-// reach it otherwise.
+// ByName: the calling process enters a user namespace of its own, so that the others can reach it
+// only by name.
 std::unique_ptr<LocalGroup> make_group(int rank, ProcessJob& job, Reach reach = Reach::ByProcess,
                                        size_t area_bytes = kAreaBytes) {
   if (reach == Reach::ByName && !enter_own_user_namespace()) {
@@ -116,7 +116,7 @@ TEST_P(LocalGroupThatReaches, MapsThePeersMemory) {
         std::byte* const mapped = group->map(other, theirs);
         CHECK_CHILD(mapped == group->map(other, theirs));
         CHECK_CHILD((other == rank) == (mapped == memory.get()));
-        // Each writes its part of everybody's memory.
+        // Each rank writes its part of every rank's memory.
         const size_t part = bytes / 3;
         std::memset(mapped + static_cast<size_t>(rank) * part, rank + 1, part);
       }
@@ -159,7 +159,7 @@ TEST_P(LocalGroupThatReaches, RefusesAddressesOfOtherSegments) {
 
 TEST_P(LocalGroupThatReaches, SeesThatAPeerHasEnded) {
   ProcessJob job(3);
-  ProcessJob survivors(2);  // whoever leaves early is dead as well
+  ProcessJob survivors(2);  // a rank that leaves early is dead as well
   const auto body = [&](int rank) {
     const auto group = make_group(rank, job, GetParam());
     CHECK_CHILD(group->dead_local_ranks().empty());
@@ -173,8 +173,8 @@ TEST_P(LocalGroupThatReaches, SeesThatAPeerHasEnded) {
   EXPECT_EQ(run_processes(3, body), (std::vector<int>{0, SIGKILL, 0}));
 }
 
-// Where its memory lay is known, but nobody has mapped it. The descriptors of a process that ends
-// are gone before the kernel says that it has ended.
+// The address of the dead peer's memory is known, but no rank has mapped it. The descriptors of a
+// process that ends are gone before the kernel reports its end.
 TEST(LocalGroup, MemoryOfADeadPeerNamesIt) {
   ProcessJob job(3);
   ProcessJob survivors(2);
@@ -203,7 +203,7 @@ TEST(LocalGroup, MemoryOfADeadPeerNamesIt) {
   EXPECT_EQ(run_processes(3, body), (std::vector<int>{0, SIGKILL, 0}));
 }
 
-// Where the system forbids it, there are no copies, and the reason is told.
+// Where the system forbids them, there are no copies, and the reason is told.
 TEST(LocalGroup, CopiesBetweenPrivateMemories) {
   ProcessJob job(3);
   ProcessJob survivors(2);
@@ -225,7 +225,7 @@ TEST(LocalGroup, CopiesBetweenPrivateMemories) {
     }
     job.barrier();
     constexpr size_t kPart = kBytes / 3;
-    for (int other = 0; other < 3; ++other) {  // each writes its part of everybody's memory
+    for (int other = 0; other < 3; ++other) {  // each rank writes its part of every rank's memory
       const std::vector<std::byte> part(kPart, static_cast<std::byte>(10 + rank));
       group->write(other, all[static_cast<size_t>(other)] + static_cast<size_t>(rank) * kPart,
                    part.data(), kPart);

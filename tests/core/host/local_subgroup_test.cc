@@ -26,13 +26,14 @@ const WaitPolicy kSleepAtOnce = {std::chrono::nanoseconds(0), {0}};
     return false;                                                      \
   }
 
-// Ranks 0 and 2, ranks 1 and 3, and rank 4 alone in none.
+// The subgroup of a rank: ranks 0 and 2, ranks 1 and 3, and none for rank 4.
 std::vector<int> part_of(int rank) {
   if (rank == 4) return {};
   return {rank % 2, rank % 2 + 2};
 }
 
-// Pairs {0, 2} and {1, 3}: a word of each goes to the other of its pair and comes back.
+// In the pairs {0, 2} and {1, 3}, each rank writes a word to the other's memory, and reads the
+// other's words.
 bool copies_to_the_other(LocalGroup& part, int rank, ProcessJob& job) {
   struct Words {
     int64_t mine;
@@ -150,7 +151,7 @@ TEST(LocalSubgroup, SharesTheMemoryOfTheWholeGroup) {
   });
 }
 
-// The first rank of {0, 1} has no memory for such an area. Nobody gets one, and all can say why.
+// The first rank of {0, 1} has no memory for such an area. No rank gets one, and all can say why.
 TEST(LocalSubgroup, IsUnavailableToAllIfItIsToOne) {
   InProcessJob job(3);
   run_ranks(3, [&](int rank) {

@@ -91,7 +91,7 @@ TEST(NamedFile, GoesAtTheExitOfItsProcess) {
   EXPECT_FALSE(exists(renumbered));
 }
 
-// A child of fork() has the list of its parent's files too.
+// A forked child has its parent's list of files too.
 TEST(NamedFile, StaysAtTheExitOfAChild) {
   const uint64_t number = new_number();
   const int file = make_named_file(number);

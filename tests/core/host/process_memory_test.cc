@@ -36,7 +36,7 @@ TEST(ProcessMemory, TellsWhatItCantCopy) {
   EXPECT_EQ(read_process(kNobody, here.data(), address_of(here), here.size()), ESRCH);
 }
 
-// One that begins well and ends in a page that is not there.
+// A copy that begins well and ends in a page that is not there.
 TEST(ProcessMemory, CopiesAllOrTellsOfAnError) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   void* const pages =
@@ -52,7 +52,7 @@ TEST(ProcessMemory, CopiesAllOrTellsOfAnError) {
   EXPECT_EQ(munmap(pages, page), 0);
 }
 
-// Pages of the kernel's or of a device's, which the program reads like any other.
+// Pages of the kernel or of a device, which the program reads like any other.
 TEST(ProcessMemory, PagesOfADeviceAreOutOfReach) {
   std::ifstream maps("/proc/self/maps");
   std::string line;

@@ -1,4 +1,4 @@
-// Ranks of a host that may not open each other's memory, or have no room for files of it.
+// Ranks of a host that may not open each other's memory, or that have no room for files.
 #include <cstdio>
 #include <signal.h>
 #include <span>
@@ -26,7 +26,7 @@ constexpr size_t kBytes = 10'000;
     return false;                                                      \
   }
 
-// One of three may not look into the others, nor they into it: files serve all of them.
+// One of three ranks may not look into the others, nor they into it: all of them use files.
 TEST(RefusedMemory, ReachesByNameWhomItMayNotLookInto) {
   if (const auto why = why_no_named_files(); !why.empty()) GTEST_SKIP() << why;
   ProcessJob job(3);
@@ -34,14 +34,14 @@ TEST(RefusedMemory, ReachesByNameWhomItMayNotLookInto) {
     if (rank == 2) REQUIRE_IN_CHILD(prctl(PR_SET_DUMPABLE, 0) == 0);
     const auto group = LocalGroup::create(job.of(rank), kBytes);
     REQUIRE_IN_CHILD(group->available());
-    // The user root may look into any process, unless he has been left without CAP_SYS_PTRACE.
+    // The user root may look into any process, unless CAP_SYS_PTRACE was taken from it.
     REQUIRE_IN_CHILD(geteuid() == 0 || group->reach() == Reach::ByName);
     return true;
   };
   EXPECT_EQ(run_processes(3, body), std::vector<int>(3, 0));
 }
 
-// One of three is another user's: nobody gets shared memory, and all can say why.
+// One of three ranks belongs to another user: no rank gets shared memory, and all can say why.
 TEST(RefusedMemory, IsUnavailableToAllIfItIsToOne) {
   if (geteuid() != 0) GTEST_SKIP() << "only the user root can become another one";
   ProcessJob job(3);

@@ -34,7 +34,7 @@ std::optional<int> pieces_until_memory_is_gone;
 
 }  // namespace
 
-// In place of the library's: memory may be gone after some pieces.
+// Replaces the function of the C library: memory is gone after some pieces, if a test says so.
 extern "C" int fallocate(int descriptor, int mode, off_t begin, off_t length) {
   if (mode == 0 && pieces_until_memory_is_gone && (*pieces_until_memory_is_gone)-- <= 0) {
     errno = ENOSPC;
@@ -43,7 +43,7 @@ extern "C" int fallocate(int descriptor, int mode, off_t begin, off_t length) {
   return static_cast<int>(syscall(SYS_fallocate, descriptor, mode, begin, length));
 }
 
-// The same: what is given back is there again.
+// Likewise: after memory is given back, there is memory again.
 extern "C" int madvise(void* at, size_t bytes, int advice) noexcept {
   if (advice == MADV_REMOVE) pieces_until_memory_is_gone.reset();
   return static_cast<int>(syscall(SYS_madvise, at, bytes, advice));
@@ -192,7 +192,8 @@ INSTANTIATE_TEST_SUITE_P(, SharedHeapThatIsReached,
                            return tested.param == Reach::ByName ? "ByName" : "ByProcess";
                          });
 
-// Else a peer would go on with its mapping, and an MPI that has registered it with the old pages.
+// Otherwise a peer would go on with its old mapping, and an MPI that has registered it with the old
+// pages.
 TEST_P(SharedHeapThatIsReached, PeersMapABlockAnewWhosePagesWereGivenBack) {
   constexpr size_t kBytes = size_t{4} << 20;
   const auto heap = std::make_shared<SharedHeap>(0, GetParam());
@@ -216,7 +217,7 @@ TEST_P(SharedHeapThatIsReached, PeersMapABlockAnewWhosePagesWereGivenBack) {
   EXPECT_TRUE(all_are(std::span<const std::byte>(anew.data(), kBytes), std::byte{7}));
 }
 
-// The bytes that lie in memory behind the one segment of a process that has this size.
+// The bytes of memory that the one segment of this size in this process holds.
 size_t bytes_held(size_t bytes) {
   for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
     struct stat status {};
@@ -257,7 +258,7 @@ TEST(SharedHeap, MemoryOutlivesTheHeapsOwner) {
   heap.reset();
   EXPECT_TRUE(all_zero(memory.get(), 10'000));
   std::memset(memory.get(), 1, 10'000);
-  // What another heap gives out now is other memory.
+  // Another heap then gives out other memory.
   const auto next = make_heap();
   const auto other = next->allocate(10'000, true);
   std::memset(other.get(), 2, 10'000);
@@ -296,7 +297,7 @@ TEST(SharedHeap, AForkedChildChangesNothing) {
   EXPECT_EQ(heap->cached_bytes(), cached);
 }
 
-// What lies in a child where its parent had a segment belongs to the child.
+// In a child, memory at the address of a parent's segment belongs to the child.
 TEST(SharedSegment, AForkedChildUnmapsNothing) {
   auto segment = SharedSegment::create(100'000);
   std::byte* const first_page = segment.data() - page_bytes();
@@ -325,7 +326,7 @@ TEST(SharedHeap, RefusesWhatTheMachineDoesNotHave) {
   EXPECT_NE(heap->allocate(1, true), nullptr);
 }
 
-// Each large block takes an open file.
+// Each large block needs an open file.
 TEST(SharedHeap, SaysWhatToDoWhenTooManyFilesAreOpen) {
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);

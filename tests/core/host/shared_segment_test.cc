@@ -23,7 +23,7 @@
 namespace horon::core {
 namespace {
 
-// Else the kernel takes no pages back.
+// Otherwise the kernel could not take pages back.
 TEST(SharedSegment, BeginsAtAPage) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const auto segment = SharedSegment::create(100'000);

@@ -1,4 +1,4 @@
-// Whether a doorbell wakes who waits for it.
+// Whether a ring wakes a thread that waits for the doorbell.
 #pragma once
 
 #include <chrono>
@@ -8,7 +8,7 @@
 
 namespace horon::core {
 
-// A wait that ends by its timeout finds a ring all the same, whose wake-up was lost.
+// A wait that ends by its timeout still finds a ring whose wake-up was lost, so the time tells.
 inline bool woken(Doorbell& bell, const WaitPolicy& policy) {
   const auto begin = std::chrono::steady_clock::now();
   return bell.wait(kLongEnough, policy) && std::chrono::steady_clock::now() - begin < kLongEnough;

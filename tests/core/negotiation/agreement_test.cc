@@ -23,7 +23,7 @@ using ::testing::SizeIs;
 
 EntrySpec base() { return test::spec_to_change(); }
 
-// What the ranks 0, 1, ... said, as one text.
+// The error if ranks 0, 1, ... say these specs.
 std::string told(const std::vector<EntrySpec>& said, const std::string& name = "grad") {
   std::vector<std::pair<int, SpecPtr>> specs;
   for (size_t rank = 0; rank < said.size(); ++rank) {
@@ -71,7 +71,7 @@ TEST(Agreement, TextNamesTensorFieldRanksAndBothValues) {
   }
 }
 
-// What stands in parentheses behind the entry's name tells about the call.
+// A remark in parentheses after the entry's name describes the call.
 TEST(Agreement, RemarksBehindANameAreNotTheName) {
   for (const std::string name : {"auc", "auc.3"}) {  // alone, and in a group
     EntrySpec a = base(), b = base(), c = base();
@@ -86,7 +86,8 @@ TEST(Agreement, RemarksBehindANameAreNotTheName) {
   }
 }
 
-// They may be of the same kind, as an allreduce and a barrier of an element.
+// Unlike calls may be of the same kind, such as an allreduce and a barrier that is an allreduce of
+// one element.
 TEST(Agreement, UnlikeCallsAreToldBeforeTheirDtypes) {
   EntrySpec a = base(), b = base();
   a.parts = {{"c10d.0 (barrier)", {1}}};
@@ -135,7 +136,7 @@ TEST(Agreement, ShapesOfFewerDimensionsOrInAnotherOrderDiffer) {
   }
 }
 
-// Splits that nobody has given follow from the shape, as in a reduction to one rank.
+// Splits that no program has given follow from the shape, as in a reduction to one rank.
 TEST(Agreement, TheShapeIsNamedBeforeTheSplits) {
   EntrySpec a = base();
   a.kind = CollectiveKind::Reducescatter;

@@ -1,4 +1,4 @@
-// The gate beside the log: what breaks the protocol, and who waits for whom.
+// The gate beside the log: violations of the protocol, and which rank waits for which.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -67,7 +67,7 @@ class WithGate {
   RingGate gate_of(int other) {
     return RingGate(place_, other, 2, [] {});
   }
-  // How it ends when this comes from the other member.
+  // The error with which the controller ends when this item comes from the other member.
   std::string end_after(const Item& item, uint64_t applied = 0) {
     Envelope envelope;
     envelope.applied = applied;
@@ -155,7 +155,7 @@ TEST(ControllerWithGate, WhatNoCoordinatorCanSayToAHostEndsTheJob) {
   EXPECT_THAT(after_freeze({Kind::Go, 1}, {0, 1}), HasSubstr("that is not filled here"));
 }
 
-// The first member of a host appends what the coordinator has said when there is room, and in
+// The first member of a host appends what the coordinator has said when the ring has room, and in
 // order.
 TEST(ControllerWithGate, AHostsFirstMemberWaitsForAMemberThatDoesNotRead) {
   WithGate member(1, tensor("x"), {},
@@ -184,7 +184,7 @@ TEST(ControllerWithGate, AHostsFirstMemberWaitsForAMemberThatDoesNotRead) {
   EXPECT_FALSE(member->member().waits_for_room());
 }
 
-// The ring is the order: a record waits for its marker, whatever has arrived.
+// The ring determines the order: a record waits for its marker, even if it has arrived.
 TEST(ControllerWithGate, RecordsWaitForTheirMarkers) {
   WithGate member(1);
   EXPECT_EQ(member.end_after(plan_of_x()), "");
@@ -196,7 +196,7 @@ TEST(ControllerWithGate, RecordsWaitForTheirMarkers) {
   EXPECT_EQ(member->statistics().thaws, 1U);
 }
 
-// To fill a place as the last one and to append its Go are two steps.
+// To fill a place as the last member, and to append its Go, are two steps.
 TEST(ControllerWithGate, AStartBehindItsThawIsCountedAsVoidAtOnce) {
   WithGate member(1);
   EXPECT_EQ(member.end_after(plan_of_x()), "");
@@ -239,7 +239,7 @@ TEST(ControllerWithGate, RowsOfTheFrozenPlanGoOnAndOtherRowsDeviate) {
   EXPECT_EQ(member->take_effects().messages.size(), 1U) << "it says that it deviates";
 }
 
-// One that has stood still for long finds all that it must read.
+// A member that has stood still for long finds all entries that it must read.
 TEST(ControllerWithGate, ACoordinatorWaitsForAMemberThatDoesNotRead) {
   WithGate coordinator(0);
   EXPECT_EQ(coordinator.end_after(ready_by_name("x")), "");
@@ -261,7 +261,7 @@ TEST(ControllerWithGate, ACoordinatorWaitsForAMemberThatDoesNotRead) {
   EXPECT_FALSE(coordinator->take_effects().messages.empty()) << "it goes on when that has read";
 }
 
-// A job that ends while the rest of a batch has not been read ends every submission once.
+// If a job ends before the rest of a batch has been read, it ends every submission once.
 TEST(ControllerWithGate, WhatWaitsForTheRestOfItsBatchEndsWithTheJob) {
   WithGate member(1);
   EXPECT_EQ(member.end_after(plan_of_x()), "");
@@ -278,7 +278,7 @@ TEST(ControllerWithGate, WhatWaitsForTheRestOfItsBatchEndsWithTheJob) {
   EXPECT_EQ(effects.finished.front().ticket, 7U);
 }
 
-// Programs that describe their tensor anew in each call; what is prepared is found by address.
+// For programs that make a new spec in each call: prepared batches are found by the spec's address.
 TEST(ControllerWithGate, AFrozenEntryStartsWithOneSpec) {
   WithGate member(1);
   EXPECT_EQ(member.end_after(plan_of_x()), "");
@@ -316,7 +316,7 @@ class FrozenAlone {
     }
     EXPECT_EQ(controller_->statistics().freezes, specs.size());
   }
-  // What the submission starts: the names of each batch.
+  // The batches that the submission starts, each as a list of names.
   std::vector<std::vector<std::string>> submit(const SpecPtr& spec) {
     controller_->submit({++ticket_, spec->parts.front().name, spec, {}, {}});
     return started();
@@ -350,7 +350,7 @@ class FrozenAlone {
 
 using Batches = std::vector<std::vector<std::string>>;
 
-// As the planner does: otherwise a program whose submissions are turns of their own would start
+// As the planner does. Otherwise a program that submits each entry in a turn of its own would start
 // each small entry by itself.
 TEST(ControllerWithGate, SmallEntriesThatComeWhileBatchesRunStartTogether) {
   std::vector<SpecPtr> specs;

@@ -33,7 +33,7 @@ TEST(ControllerSeek, WhatIsSoughtIsFoundOnceItIsThereAndOnlyOnce) {
     const auto submit = [&](Ticket ticket, const std::string& name) {
       has->submit({ticket, name, tensor(name), {}, {}});
     };
-    // What becomes of all that was said.
+    // Exchanges all messages, and returns what was found.
     const auto found = [&] {
       for (const Outgoing& out : asks->take_effects().messages) has->receive(seeker, out.bytes);
       for (const Outgoing& out : has->take_effects().messages) asks->receive(1 - seeker, out.bytes);

@@ -1,5 +1,5 @@
-// What the simulation does not show: messages that no controller sends, and how much is said while
-// nothing happens.
+// What the simulation does not test: messages that no controller sends, and how many messages are
+// sent while nothing happens.
 #include "horon/core/negotiation/controller.h"
 
 #include <chrono>
@@ -25,7 +25,7 @@ constexpr Nanos kSecond = 1'000'000'000;
 
 using Owned = std::unique_ptr<Controller>;
 
-// `limit`: of silence, and for a stall to be told.
+// `limit`: the time after which a silent rank is dead, and after which a stall is reported.
 Owned make(int rank, int size, Nanos limit = 10 * kSecond) {
   Controller::Options options;
   options.rank = rank;
@@ -46,7 +46,7 @@ std::vector<std::byte> message(const Item& item) {
   return encode(envelope);
 }
 
-// How the controller ends when this item comes from that rank.
+// The error with which this item from that rank ends the controller; empty if it does not.
 std::string end_after(Owned controller, int from, const Item& item) {
   controller->receive(from, message(item));
   const Effects effects = controller->take_effects();
@@ -176,7 +176,7 @@ TEST(Controller, NamesAreUncachedAboveTheLimit) {
   EXPECT_EQ(controller->take_effects().starts.size(), 1U);
 }
 
-// Two ranks that talk at once; every Ready of rank 1 is noted.
+// Two ranks whose messages are delivered at once; every Ready of rank 1 is noted.
 struct Pair {
   std::vector<Owned> ranks;
   std::vector<Ready> said;
@@ -197,7 +197,7 @@ struct Pair {
       ranks[1 - from]->receive(static_cast<int>(from), message.bytes);
     }
   }
-  // The same tensor on both.
+  // Submits the same tensor on both ranks.
   void reduce(const std::string& name, int64_t extent) {
     for (const Owned& rank : ranks) rank->submit({++ticket, name, tensor(name, extent), {}, {}});
     deliver(1);
@@ -257,8 +257,8 @@ TEST(Controller, TheStallTextForgetsWhatHasCompleted) {
   for (const Owned& rank : pair.ranks) EXPECT_EQ(rank->stall_text(), "");
 }
 
-// Two batches run, so the record of what is complete waits. A wait whose limit ends meanwhile would
-// blame the rank that has come by now.
+// Two batches run, so the record of the complete entry waits. If the limit of a wait ended
+// meanwhile, the text would blame a rank that has come by now.
 TEST(Controller, TheStallTextForgetsWhatIsComplete) {
   Pair pair;
   const auto submit = [&](size_t rank, const char* name) {
@@ -303,7 +303,7 @@ TEST(Controller, AReportOfThousandsCostsNoMoreThanOneOfTen) {
   EXPECT_THAT(coordinator.stall_report(kSecond, kSecond - 11), HasSubstr("; and 2 more tensors"));
 }
 
-// Of a set of two that rank 0 has left, by shutdown() or by leave(), while rank 1 says nothing.
+// Rank 0's controller after it left a set of two by shutdown() or leave(); rank 1 says nothing.
 Owned left_alone(bool by_leave) {
   Controller::Options options;
   options.size = 2;
@@ -317,7 +317,7 @@ Owned left_alone(bool by_leave) {
   return controller;
 }
 
-// A member that stands still for a while, or that never leaves, is no fault then.
+// After that, it is no fault if a member stands still for a while, or never leaves.
 TEST(Controller, AMemberThatHasLeftAsksNobodyAndReportsNobody) {
   const Owned leaves = left_alone(true);
   EXPECT_FALSE(leaves->waits());
@@ -330,7 +330,7 @@ TEST(Controller, AMemberThatHasLeftAsksNobodyAndReportsNobody) {
   EXPECT_TRUE(leaves->waits());
 }
 
-// A stall that lasts is told again after 1, 2, 4 ... seconds; a new one after the first second.
+// A stall that lasts is reported again after 1, 2, 4 ... seconds; a new one after the first second.
 TEST(Controller, WarningsOfAStallThatLastsBecomeRare) {
   const Owned coordinator = make(0, 2, kSecond);
   std::vector<Nanos> told;
@@ -376,8 +376,8 @@ std::map<std::pair<int, int>, int> idle_messages(int size, Nanos time, Nanos lim
   return count;
 }
 
-// Questions and answers: at most about one of each per second and pair. And what the coordinator
-// tells of the stall, each time that it has become twice as old.
+// Pings and Pongs: at most about one of each per second and pair. And the coordinator's report of
+// the stall, each time that the stall has become twice as old.
 TEST(Controller, WaitingRanksAskRarely) {
   for (const auto& [pair, messages] : idle_messages(10, 9 * kSecond)) {
     EXPECT_LE(messages, 2 * 9 + 1 + 4) << pair.first << " -> " << pair.second;

@@ -1,4 +1,4 @@
-// What the coordinator plans beside frozen entries, and what it lets the planner of freezes count.
+// What the coordinator plans beside frozen entries, and what it reports to the planner of freezes.
 #include <cstdint>
 #include <memory>
 #include <numeric>
@@ -17,8 +17,8 @@ SpecPtr spec_of(CollectiveKind kind, int64_t rows) {
   return spec;
 }
 
-// A pipeline of frozen entries keeps batches running for ever; what is negotiated beside them must
-// wait for those alone that had begun before it.
+// A pipeline of frozen entries keeps batches running for ever; a negotiated entry must wait only
+// for those that had begun before it.
 TEST(Coordinator, FrozenStartsDoNotStarveWhatIsNegotiated) {
   Coordinator coordinator(Coordinator::Options{});
   coordinator.frozen_started(3, {});
@@ -36,7 +36,7 @@ TEST(Coordinator, FrozenStartsDoNotStarveWhatIsNegotiated) {
   EXPECT_EQ(ends, 2) << "of three that ran one may go on";
 }
 
-// Broadcasts that are given out together fuse; one that happened to be alone must not stay so.
+// Broadcasts that are planned together fuse; one that happened to be alone must not stay alone.
 TEST(Coordinator, ABroadcastThatIsAloneByLuckIsNotFrozen) {
   for (const bool busy : {false, true}) {
     Coordinator::Options options;
@@ -73,7 +73,7 @@ TEST(Coordinator, AnIdThatStandsForAnotherShapeBeginsItsRowAnew) {
   EXPECT_TRUE(freezes_with_rows(5));
 }
 
-// Each of 100 members says 100 numbers and is told 201, of 10,000.
+// Each of 100 members says 100 numbers and is told 201; all of them say 10,000.
 TEST(Coordinator, AnAlltoallAmongManyIsFrozenByWhatEachMemberKeeps) {
   constexpr int members = 100;
   Coordinator::Options options;

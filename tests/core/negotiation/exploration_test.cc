@@ -1,4 +1,4 @@
-// Small worlds in every order, and one world of many ranks.
+// Small worlds in every order of events, and one world of many ranks.
 #include "horon/tests/support/simulation/exploration.h"
 
 #include <algorithm>
@@ -110,7 +110,7 @@ TEST(Exploration, NeverSubmitted) {
   explore_all({{give("x"), give("y"), wait_all()}, {give("y"), wait_all()}});
 }
 
-// With a gate: every order of what the ranks fill, of the starts that they owe and of the records.
+// With a gate: every order of the ranks' fills, of the starts that they owe, and of the records.
 SimulatedCluster::Options gate(int freeze_after = 1) {
   SimulatedCluster::Options options;
   options.gate = true;
@@ -200,8 +200,8 @@ TEST(ExplorationOfTheGate, HeldVotesAndLeaving) {
               gate(2));
 }
 
-// What a rank gives in one breath and fills as the last one starts as one batch on all ranks, also
-// if others append between.
+// Entries that a rank submits in one breath, and whose places it fills as the last rank, start as
+// one batch on all ranks, even if other ranks append in between.
 TEST(ExplorationOfTheGate, WhatIsGivenAtOnceFuses) {
   SimulatedCluster::Options fuses = gate();
   fuses.controller.alone_bytes = 1024;
@@ -223,7 +223,7 @@ TEST(ExplorationOfTheGate, WhatIsGivenAtOnceFuses) {
   explore_all({then(xy, and_leaves), then(xy, and_leaves)}, fuses);
 }
 
-// The same where the ranks are on several hosts: also every order of what travels between them.
+// The same for ranks on several hosts: also every order of the messages between hosts.
 SimulatedCluster::Options gate_between(std::vector<int> host_of, int freeze_after = 1) {
   SimulatedCluster::Options options = gate(freeze_after);
   options.controller.host_of = std::move(host_of);
@@ -275,7 +275,8 @@ TEST(ExplorationOfTheGate, NeverSubmitted) {
               gate());
 }
 
-// 3 ranks give 4 tensors, each in every order, twice: 13,824 jobs. Under a sanitizer every 17th.
+// 3 ranks submit 4 tensors, each in every order, twice: 13,824 jobs. Under a sanitizer only every
+// 17th.
 TEST(Exploration, EveryOrderOfThreeRanksAndFourTensors) {
   std::array<std::string, 4> names = {"a", "b", "c", "d"};
   std::vector<Program> orders;

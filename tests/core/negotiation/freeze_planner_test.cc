@@ -32,7 +32,7 @@ class Log {
  public:
   explicit Log(int need, size_t frozen_max = Gate::kCounters) : planner(need, frozen_max) {}
 
-  // One decision; the places that it freezes.
+  // Makes one decision, and returns the places that it freezes.
   std::vector<Place> decide(bool anybody_away = false) {
     std::vector<Item> log;
     planner.thaw(log, position_);
@@ -51,7 +51,7 @@ class Log {
     planner.planned(1, closed, closed.extents.size(), may_freeze);
     return decide(anybody_away);
   }
-  // Plans it until it is frozen; how often that took, or 10,000.
+  // Plans the entry until it is frozen. Returns the number of plans, at most 10,000.
   int plans_until_frozen(const std::string& name = "x") {
     int plans = 1;
     while (plan(entry(name)).empty() && plans < 10'000) ++plans;
@@ -122,7 +122,7 @@ TEST(FreezePlanner, MoreNumbersOfRowsThanMembersKeepAreNotFrozen) {
   EXPECT_THAT(log.plan(gathered(std::vector<int64_t>(kFrozenExtentsMax, 7))), ElementsAre(1));
 }
 
-// A parameter that the program does not use is absent each time.
+// The part of a parameter that the program does not use is absent each time.
 TEST(FreezePlanner, PartsMayBeAbsentIfTheyAlwaysAre) {
   Log log(2);
   ClosedEntry some_absent = entry("x");
@@ -187,7 +187,7 @@ TEST(FreezePlanner, ADeviationNowAndThenIsForgiven) {
   EXPECT_EQ(log.plans_until_frozen(), 3);
 }
 
-// What a Freeze costs does not grow with what those before it have cost.
+// The number of starts that pay for a Freeze does not grow with the cost of earlier ones.
 TEST(FreezePlanner, AsManyStartsPayHoweverManyPlansAreNeeded) {
   Log log(3);
   Place place = 0;
@@ -204,7 +204,7 @@ TEST(FreezePlanner, AsManyStartsPayHoweverManyPlansAreNeeded) {
   EXPECT_EQ(log.plans_until_frozen(), 3);
 }
 
-// What other names do is no merit of this one.
+// Starts of other names do not count for a name.
 TEST(FreezePlanner, OnlyItsOwnStartsPayForAName) {
   Log log(3);
   EXPECT_EQ(log.plans_until_frozen("x"), 3);
@@ -243,7 +243,7 @@ TEST(FreezePlanner, CountersRunOutAndAreUsedAgain) {
   EXPECT_THAT(log.plan(entry("x")), ElementsAre(5 + Gate::kCounters));
 }
 
-// A program whose calls have no names numbers them: each comes a few times and never again.
+// Calls without names are numbered: each number comes a few times and never again.
 TEST(FreezePlanner, NamesThatComeNoMoreGiveTheirPlacesUp) {
   Log log(3);
   int frozen = 0;
@@ -257,7 +257,7 @@ TEST(FreezePlanner, NamesThatComeNoMoreGiveTheirPlacesUp) {
   EXPECT_TRUE(log.planner.is_frozen("x"));
 }
 
-// Numbers that begin anew, so that each name comes again, but late.
+// The numbers begin anew, so that each name comes again, but late.
 TEST(FreezePlanner, ANameThatComesMoreOftenThanTheOthersGetsAPlace) {
   constexpr size_t places = 100;
   Log log(3, places);
@@ -293,7 +293,7 @@ TEST(FreezePlanner, TheNameThatStartedLongestAgoGivesItsPlaceUp) {
   EXPECT_THAT(log.thawed, IsEmpty());
 }
 
-// Or each would lose its place before its turn comes.
+// Otherwise each would lose its place before its turn comes.
 TEST(FreezePlanner, NamesThatTakeTurnsKeepTheirPlaces) {
   constexpr size_t places = 100;
   for (const size_t names : {101, 130, 250, 1000}) {
@@ -304,7 +304,7 @@ TEST(FreezePlanner, NamesThatTakeTurnsKeepTheirPlaces) {
       for (size_t i = 0; i < names; ++i) {
         const std::string name = "t" + std::to_string(i);
         if (log.planner.is_frozen(name)) {
-          log.start(static_cast<Place>(i + 1), 1);  // as they were frozen
+          log.start(static_cast<Place>(i + 1), 1);  // places in the order in which they were frozen
         } else {
           log.plan(entry(name));
           thaws += log.thawed.size();

@@ -103,8 +103,8 @@ TEST(FusionPlanner, EmptyEntriesFuseWithoutEnd) {
   EXPECT_EQ(planner.take_batch().size(), 1000U);
 }
 
-// A tensor of an entry may differ from those of the others: they are packed one behind the other.
-// All else belongs to the collective as a whole.
+// The tensors of the entries may differ: they are packed one after the other. All other fields
+// belong to the collective as a whole.
 TEST(FusionPlanner, EveryFieldButTheTensorsMustBeEqual) {
   for (const test::SpecChange& change : test::spec_changes()) {
     FusionPlanner planner(kMany, kMany);
@@ -122,7 +122,7 @@ TEST(FusionPlanner, EveryFieldButTheTensorsMustBeEqual) {
   }
 }
 
-// The entries that each of them takes agree in the same way (agreement.cc).
+// The ranks' specs of an entry are compared in the same way (agreement.cc).
 TEST(FusionPlanner, ScalesAreComparedAsTheirTexts) {
   FusionPlanner planner(kMany, kMany);
   const auto scaled = [](const std::string& name, double scale) {
@@ -169,7 +169,7 @@ TEST(FusionPlanner, BytesFollowTheDtypeAndAllParts) {
   EXPECT_EQ(planner.ready_bytes(), 2 * (10 + 1 + 12));
 }
 
-// The rule itself: the first entry, and each one behind it that is like it and still fits.
+// The rule itself: the first entry, and each one after it that is like it and still fits.
 std::vector<std::string> next_by_the_rule(std::vector<ClosedEntry>& waiting, int64_t bytes_max,
                                           int64_t alone_bytes) {
   const auto fuses = [&](const ClosedEntry& one) {
@@ -218,8 +218,8 @@ TEST(FusionPlanner, EveryBatchFollowsTheRule) {
   }
 }
 
-// The loop thread plans, and the other ranks wait for it. By the square of their number this were
-// seconds.
+// The loop thread plans while the other ranks wait. With time quadratic in the number of entries,
+// this would take seconds.
 TEST(FusionPlanner, ThousandsOfUnlikeEntriesTakeNoTime) {
   FusionPlanner planner(kMany, kMany);
   constexpr int kEntries = 20000;

@@ -1,4 +1,4 @@
-// What becomes of the items for many members: how often they are encoded, and who is told what.
+// How items for many members are sent: how often they are encoded, and which member gets what.
 #include "horon/core/negotiation/outbox.h"
 
 #include <memory>

@@ -57,7 +57,7 @@ TEST(RingGate, TheLastOneOfEachRoundIsTold) {
   }
 }
 
-// What a thawed place has counted is no part of the next one's count, and can't grow any more.
+// The count of a thawed place is not added to that of the next one, and can't grow any more.
 TEST(RingGate, ALaterPlaceBeginsAnew) {
   Members members(2);
   constexpr Place earlier = 5;
@@ -73,7 +73,7 @@ TEST(RingGate, AllReadTheSame) {
   members[0].append_marker(3);
   members[1].append_go(9, false);
   members[0].append_marker(4);
-  EXPECT_EQ(members.wakes(), 1);  // a Go; markers wake nobody
+  EXPECT_EQ(members.wakes(), 1);  // by the Go; markers wake no member
   for (const size_t member : {0, 1}) {
     expect_next(members[member], RingItem::Kind::Marker, 3);
     expect_next(members[member], RingItem::Kind::Go, 9);
@@ -97,7 +97,7 @@ TEST(RingGate, PositionsAreThoseNextToWhatHasBeenApplied) {
   }
 }
 
-// Who takes several steps to start what belongs together wakes the others once.
+// A member that takes several steps to start entries that belong together wakes the others once.
 TEST(RingGate, AGoSaysWhetherMoreBelongsToIt) {
   Members members(2);
   members[0].append_go(Gate::kPlaceMax, true);
@@ -113,7 +113,7 @@ TEST(RingGate, AGoSaysWhetherMoreBelongsToIt) {
   }
 }
 
-// The first member tells the coordinator, so the others need not look.
+// The first member informs the coordinator, so the others need not read.
 TEST(RingGate, FilledWakesTheFirstMember) {
   Members members(3);
   members[2].append_filled(4);
@@ -186,7 +186,7 @@ TEST(RingGate, ThreadsThatFillAndAppendAtOnceReadOneOrder) {
   }
   for (std::thread& thread : threads) thread.join();
   for (const std::vector<uint64_t>& seen : read) {
-    // Markers behind the last Go may not have been read.
+    // Markers after the last Go may not have been read.
     const size_t common = std::min(seen.size(), read[0].size());
     EXPECT_GE(common, places * rounds);
     EXPECT_TRUE(

@@ -1,5 +1,5 @@
-// Can the checks of the simulation fail? Each test breaks the coordinator's messages, or a rank's,
-// in one way and expects that every job in which the break took place is found to be wrong.
+// Tests that the checks of the simulation can fail. Each test breaks the coordinator's messages, or
+// a rank's, in one way, and expects that every job in which this took place is found to be wrong.
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -50,7 +50,7 @@ Count count_broken(const Break& break_it, const Counts& counts) {
   return count;
 }
 
-// Every broken job is found, and there are enough of them to say so.
+// Expects that every broken job is found, and that there are at least `broken_min` of them.
 void expect_found(const Break& break_it, int broken_min = 20, const Counts& counts = {}) {
   const Count count = count_broken(break_it, counts);
   EXPECT_GE(count.broken, broken_min);
@@ -95,7 +95,8 @@ Break double_first() {
   };
 }
 
-// The same way through tampering, but nothing is changed: what the other tests find is their break.
+// The messages go through tampering, but nothing is changed: so what the other tests find is their
+// break.
 TEST(SimulationChecks, HealthyJobsPass) {
   const Count count = count_broken([](int, int, std::vector<Item>&) { return true; }, {});
   EXPECT_GE(count.broken, 500);
@@ -149,17 +150,17 @@ bool nobody_calls(Action::Kind kind, const World& world) {
   return true;
 }
 
-// Where a rank calls shutdown() behind join(), it is away with or without the Join, and if another
-// rank stays for ever, no call can tell the difference. So only jobs that nobody leaves count.
-// Where something is frozen, a Join may be one that is dropped and said again.
+// If a rank calls shutdown() after join(), it is away with or without the Join, and if another rank
+// stays for ever, no call can tell the difference. So only jobs that no rank leaves count. If
+// something is frozen, the Join may be one that is dropped and said again.
 TEST(SimulationChecks, LostJoin) {
   expect_found(drop_first<core::Join>(), 5, [](const World& world) {
     return !world.cluster.gate && nobody_calls(Action::Kind::Shutdown, world);
   });
 }
 
-// Where a rank has joined or left, its Refused is not missed if the same entry fails because of
-// another rank. So only jobs that nobody leaves count.
+// If a rank has joined or left, its Refused is not missed if the same entry fails because of
+// another rank. So only jobs that no rank joins or leaves count.
 TEST(SimulationChecks, LostRefused) {
   expect_found(drop_first<core::Refused>(), 5, [](const World& world) {
     return nobody_calls(Action::Kind::Join, world) && nobody_calls(Action::Kind::Shutdown, world);
@@ -237,8 +238,8 @@ TEST(SimulationChecks, EarlyJoined) {
 
 bool any_run(const Report&) { return true; }
 
-// Breaks not one message, but every message alike: then all ranks may agree on what is wrong.
-// `counts`: whether a run is one that the change breaks.
+// Breaks every message in the same way, and not only one: then all ranks may agree on the wrong
+// result. `counts`: whether the change breaks this run.
 Count count_broken_everywhere(const std::function<bool(Item& item)>& change,
                               const std::function<bool(const Report& report)>& counts = any_run) {
   Count count;
@@ -264,7 +265,7 @@ void expect_found_everywhere(const std::function<bool(Item& item)>& change,
   EXPECT_THAT(count.missed, testing::IsEmpty());
 }
 
-// All that a collective is as a whole, if this batch tells it.
+// The spec of the collective as a whole, if this batch contains it.
 std::optional<core::EntrySpec> collective_of(const core::PlannedBatch& batch) {
   if (batch.entries.front().spec == nullptr) return std::nullopt;
   core::EntrySpec collective = *batch.entries.front().spec;
@@ -272,7 +273,7 @@ std::optional<core::EntrySpec> collective_of(const core::PlannedBatch& batch) {
   return collective;
 }
 
-// Two batches become one, on every rank alike, although they are different collectives.
+// Two batches become one, on all ranks, although they are different collectives.
 TEST(SimulationChecks, OneBatchOfTwoCollectives) {
   expect_found_everywhere([](Item& item) {
     auto* plan = std::get_if<core::Plan>(&item);
@@ -288,7 +289,8 @@ TEST(SimulationChecks, OneBatchOfTwoCollectives) {
   });
 }
 
-// Of what is missing for a long time; a rank that is only late is told too, and comes.
+// Only runs count in which an entry is missing for a long time: a rank that is only late is
+// reported too, but comes.
 TEST(SimulationChecks, NoStallReport) {
   expect_found_everywhere(
       [](Item& item) {
@@ -310,8 +312,8 @@ TEST(SimulationChecks, MismatchPassesForUnused) {
   });
 }
 
-// Where nobody calls shutdown(), a set that ends because of another one goes on for ever if it is
-// not told.
+// If no rank calls shutdown(), a set that should end because of another one goes on for ever if it
+// is not told.
 TEST(SimulationChecks, AnErrorStaysInItsSet) {
   int broken = 0;
   for (uint64_t seed = 1; seed <= 1600; ++seed) {

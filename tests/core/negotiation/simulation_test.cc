@@ -26,8 +26,8 @@ struct Range {
 Range seeds;
 constexpr uint64_t kWorldsPerJob = 5;
 
-// How often what was seen in the jobs of the first seeds, which RandomWorlds and RandomJobs run
-// anyway; what they have not run is run when it is asked for.
+// Counts how often each thing was seen in the jobs of the first seeds. RandomWorlds and RandomJobs
+// run these jobs anyway; all() runs those that they have not run.
 class Sightings {
  public:
   Sightings(uint64_t count, std::function<Report(uint64_t)> run) : run_(std::move(run)) {

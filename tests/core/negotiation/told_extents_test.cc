@@ -1,4 +1,4 @@
-// What each member of an alltoall is told of the rows of all.
+// The row counts that each member of an alltoall is told.
 #include "horon/core/negotiation/told_extents.h"
 
 #include <ctime>
@@ -45,7 +45,7 @@ TEST(ToldExtents, MembersThatSayTooMuchMakeNoOverflow) {
   EXPECT_THAT(SaidByAll(said, 2).told_to(0), ElementsAre(largest, largest, largest, 1, largest));
 }
 
-// Each number made anew for this member alone, from all that was said.
+// Computes each number for this member only, from all that was said.
 std::vector<int64_t> made_for_one(const std::vector<int64_t>& said, size_t member, size_t size) {
   const size_t parts = said.size() / (size * size);
   std::vector<int64_t> told;
@@ -83,7 +83,7 @@ TEST(ToldExtents, EachMemberIsToldWhatOneAloneWouldBe) {
   }
 }
 
-// The plan of an alltoall of which this was said, as each member is sent it.
+// The plan of an alltoall for which the members said this, as it is sent to each member.
 std::vector<Outgoing> sent_to(size_t members, const std::vector<int64_t>& said) {
   Plan plan;
   plan.batches.resize(1);
@@ -117,8 +117,8 @@ TEST(ToldExtents, AMessageGrowsWithTheMembersAndNotWithTheirSquare) {
   }
 }
 
-// The coordinator's loop does nothing else meanwhile. The time of the processor does not depend on
-// what else the machine does. Both are work of the library, which is compiled alike for both.
+// The coordinator's loop does nothing else meanwhile. Measured in CPU time, which does not depend
+// on other programs. Both ways are code of the library, which is compiled in the same way.
 TEST(ToldExtents, AllMembersAreToldInMuchLessThanIfTheSumWereMadeForEach) {
   constexpr size_t members = 400;
   const std::vector<int64_t> said = random_rows(members * members, 1);

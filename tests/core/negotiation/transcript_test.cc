@@ -1,5 +1,5 @@
-// The protocol in stories that people can read: transcripts/*.txt hold commands and what must come
-// of them. After a wanted change of the protocol run with --rewrite and read the difference.
+// The protocol as readable stories: transcripts/*.txt hold commands and their expected effects.
+// After an intended change of the protocol run with --rewrite and read the difference.
 #include "horon/tests/support/simulation/transcript.h"
 
 #include <algorithm>

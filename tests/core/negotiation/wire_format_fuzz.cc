@@ -1,5 +1,5 @@
-// Whatever arrives as a control message: it is refused or understood, and a rank that reads it
-// ends in good order at the worst. With libFuzzer this is the fuzzed function; without,
+// Any bytes that arrive as a control message are refused or understood, and at worst a rank that
+// reads them ends with an error. With libFuzzer this is the fuzzed function; without it,
 // tests/support/fuzz_main.cc calls it.
 #include <cstddef>
 #include <cstdint>

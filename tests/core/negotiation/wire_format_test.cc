@@ -35,7 +35,8 @@ Bytes message_of(std::initializer_list<int> values) {
   return out;
 }
 
-// Throws an Error or gives an envelope that is written with the very same bytes.
+// Expects that these bytes throw an Error, or decode to an envelope that is encoded to the very
+// same bytes.
 void expect_sound(const Bytes& bytes) {
   try {
     ASSERT_EQ(encode(decode(bytes)), bytes);
@@ -162,7 +163,7 @@ TEST(WireFormat, EveryByteOfSmallMessagesInEveryValue) {
   }
 }
 
-// Mostly small numbers: they pass for lengths, kinds and flags, so that the noise is read far in.
+// Mostly small numbers: they can be lengths, kinds and flags, so that more of the noise is decoded.
 TEST(WireFormat, NoiseNeverCrashes) {
   std::mt19937_64 random(7);
   std::map<std::string, int> answers;

@@ -1,5 +1,5 @@
-// What an entry that has been agreed before costs: no memory that grows with anything, and little
-// of a fixed size.
+// The cost of an entry that has been agreed before: no memory that grows with anything, and few
+// allocations of a fixed size.
 #include <atomic>
 #include <memory>
 #include <string>
@@ -16,7 +16,8 @@ namespace {
 
 using namespace test_world;
 
-// Per call of run(), on one rank alone: nothing is sent, and this thread does all the work.
+// Allocations per call of run(), in a job of one rank: nothing is sent, and this thread does all
+// the work.
 double allocations_of_a_call(size_t parts) {
   double per_call = 0;
   World world(1);
@@ -46,8 +47,8 @@ TEST(Allocations, OfAnEntryThatComesAgainDoNotGrowWithIt) {
   EXPECT_LE(large, small + 1);
 }
 
-// Per call of run() of each of two ranks, when its name is frozen: the ranks drive their loops
-// themselves.
+// Allocations per call of run() on each of two ranks, once its name is frozen: the ranks drive
+// their loops themselves.
 double allocations_of_a_frozen_call(CollectiveKind kind) {
   World world(2, {}, test_world::no_limits());
   std::atomic<int64_t> allocations{0};
@@ -75,16 +76,15 @@ double allocations_of_a_frozen_call(CollectiveKind kind) {
 TEST(Allocations, OfAFrozenCallAreFew) {
   const double of_a_call = allocations_of_a_frozen_call(CollectiveKind::Allreduce);
   RecordProperty("allocations_of_a_call", std::to_string(of_a_call));
-  // By the test: the name, its copy, the list of memory; by its op: three. By Horon: the handle.
+  // By the test: the name, its copy, the list of memory. By its op: three. By Horon: the handle.
   EXPECT_LE(of_a_call, 7.1);
 }
 
 TEST(Allocations, OfAFrozenCallThatMovesRowsAreFew) {
   const double of_a_call = allocations_of_a_frozen_call(CollectiveKind::Allgather);
   RecordProperty("allocations_of_a_call", std::to_string(of_a_call));
-  // As above, but the op's list grows as it goes: one more. By Horon the rows that this rank says,
-  // those that the plan tells, and those that the handle does: not the layout, nor the choice of
-  // the op.
+  // As above, but the op's list grows: one more. By Horon also the rows that this rank says, those
+  // in the plan, and those in the handle, but neither the layout nor the choice of the op.
   EXPECT_LE(of_a_call, 11.1);
 }
 

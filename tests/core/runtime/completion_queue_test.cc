@@ -81,7 +81,7 @@ TEST(CompletionQueue, CloseEndsTheWaitsOfAll) {
   EXPECT_EQ(tokens, 1);
 }
 
-// Of a queue for which a thread of its parent waits.
+// The queue is one on which a thread of the parent waits.
 TEST(CompletionQueue, EndsInAForkedChild) {
   watch_for_forks();  // as a session does
   auto queue = std::make_shared<CompletionQueue>();
@@ -105,7 +105,7 @@ TEST(CompletionQueue, EndsInAForkedChild) {
   taker.join();
 }
 
-// Threads that ask while others finish: each handle is told of once for each time it was asked.
+// Threads call notify() while others finish handles: each handle is reported once for each call.
 TEST(CompletionQueue, NoTokenIsLostOrDoubled) {
   constexpr int kHandles = 20'000;
   const auto queue = std::make_shared<CompletionQueue>();
@@ -126,7 +126,7 @@ TEST(CompletionQueue, NoTokenIsLostOrDoubled) {
   EXPECT_EQ(std::ranges::count(seen, 1), std::ssize(seen));
 }
 
-// One thread of each rank submits and never waits; another one takes what has ended.
+// One thread of each rank submits and never waits; another thread takes what has ended.
 TEST(CompletionQueue, TellsOfEveryCollectiveOfAProgram) {
   constexpr uint64_t kCalls = 200;
   World world(2, {.op_polls = 1});
@@ -156,7 +156,7 @@ TEST(CompletionQueue, TellsOfEveryCollectiveOfAProgram) {
   });
 }
 
-// Nobody's wait must be needed for the end of a job to be told.
+// The end of a job must be reported although no thread waits for a handle.
 TEST(CompletionQueue, TellsOfErrorsToo) {
   World world(2);
   world.each([](Runtime& runtime, int rank) {

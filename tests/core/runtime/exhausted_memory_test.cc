@@ -1,5 +1,5 @@
-// A job ends while there is no memory: the allocations fail from one after another on, and each
-// time every handle must end on every rank.
+// A job ends while there is no memory. The first allocation that fails is a later one each time,
+// and each time every handle must end on every rank.
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -31,8 +31,8 @@ using testing::AnyOf;
 using testing::EndsWith;
 using testing::HasSubstr;
 
-// Looks without stepping the loop, so that the background thread does it: memory is short there
-// alone.
+// Waits without stepping the loop, so that the background thread does it: only there allocations
+// fail.
 bool ends(const HandleState& handle) {
   const auto limit = std::chrono::steady_clock::now() + kLongEnough;
   while (!handle.finished() && std::chrono::steady_clock::now() < limit) {
@@ -41,10 +41,10 @@ bool ends(const HandleState& handle) {
   return handle.finished();
 }
 
-// Ends a job of two ranks by a failed batch on rank 0. The background thread there makes `n`
-// allocations from there on, and then `failures` ones fail. Other batches run there, and other
-// tensors wait for rank 1. The results of what has started are owned by their callbacks alone: they
-// must outlive the job.
+// Ends a job of two ranks by a failed batch on rank 0. From then on the background thread of that
+// rank makes `n` allocations, and the next `failures` ones fail. Other batches are running there,
+// and other tensors wait for rank 1. Only their callbacks own the results of batches that have
+// started: they must outlive the job.
 void end_job(int n, int failures) {
   Config config = no_limits();
   std::atomic<bool> all_is_under_way{false};
@@ -89,7 +89,7 @@ void end_job(int n, int failures) {
                       << failures << " failures";
         std::abort();  // the runtime still has the stack of this test
       }
-      // Also on rank 1, whether or not rank 0 had the memory to tell the cause.
+      // This holds on rank 1 as well, whether or not rank 0 had the memory to send the cause.
       ASSERT_TRUE(handle->outcome().error.has_value());
       EXPECT_THAT(handle->outcome().error->what(),
                   AllOf(HasSubstr("rank 0"),
@@ -105,8 +105,8 @@ void end_job(int n, int failures) {
   });
 }
 
-// A rank that is alone makes a call while the loop is busy. The loop makes `n` allocations from
-// there on, and then one fails.
+// A job of one rank makes a call while the loop is busy. From then on the loop makes `n`
+// allocations, and the next one fails.
 void call_alone(int n, Runtime& runtime, const std::function<std::shared_ptr<HandleState>()>& call,
                 const std::string& error_of_call) {
   std::atomic<bool> waits_for_call{false};
@@ -148,7 +148,7 @@ void join_alone(int n) {
   });
 }
 
-// Each submission asks it whether it can run that.
+// An op that calls `when_asked` whenever a submission asks whether it can run that.
 class AskedOp final : public CollectiveOp {
  public:
   explicit AskedOp(std::function<void()> when_asked) : when_asked_(std::move(when_asked)) {}
@@ -163,7 +163,7 @@ class AskedOp final : public CollectiveOp {
   const std::function<void()> when_asked_;
 };
 
-// The set is removed by "another thread", while submit() looks at the tensor.
+// The set is removed, as if by another thread, while submit() looks at the tensor.
 void submit_to_removed_set(int n) {
   constexpr uint32_t kSet = 1;
   std::function<void()> when_asked = [] {};

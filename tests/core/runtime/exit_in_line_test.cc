@@ -1,5 +1,5 @@
-// exit() in a signal handler, on a thread that is in line for the loop or hands it a call. Not for
-// ThreadSanitizer: it stops a signal handler that takes memory.
+// exit() in a signal handler, on a thread that waits for the loop or hands it a call. Not for
+// ThreadSanitizer, which stops a signal handler that allocates memory.
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -26,11 +26,11 @@ namespace {
 using namespace std::chrono_literals;
 using namespace test_world;
 
-// What the process would still have at its end: a runtime that was left from within is never
-// destroyed.
+// What the process would still have at its end: a runtime that a thread has left from within is
+// never destroyed.
 struct Job {
   World world = World(1, {}, no_limits());
-  // On a device a handle is finished before its collective is, which uses these until then.
+  // On a device a handle finishes before its collective, which uses these until its end.
   Tensor rows = tensor({1}, CollectiveKind::Allgather);
   float gathered = 0;
   Tensor in_line = tensor({1});
@@ -47,14 +47,14 @@ Job& job() {
   return one;
 }
 
-// As exit() does.
+// Calls shutdown(), as exit() does.
 void leave(int /*signal*/) {
   job().is_leaving = true;
   job().report = job().runtime.load()->shutdown(1s);
   job().has_left = true;
 }
 
-// The background thread is in one turn of the loop from here on, until the test lets it go.
+// From here on the background thread is in one turn of the loop, until the test lets it go.
 std::shared_ptr<HandleState> begin_long_turn(Runtime& runtime) {
   Submission gather = submission("rows", job().rows);
   gather.memory.front().output = nullptr;
@@ -74,7 +74,7 @@ bool comes_true(const std::atomic<bool>& condition) {
   return condition;
 }
 
-// The background thread makes way for a thread that waits, until that has been in the loop.
+// The background thread gives way to a waiting thread until that thread has been in the loop.
 TEST(ExitInLine, DoesNotWaitForItsOwnThread) {
   struct sigaction handler {};
   struct sigaction before {};
@@ -105,7 +105,8 @@ TEST(ExitInLine, DoesNotWaitForItsOwnThread) {
   sigaction(SIGUSR1, &before, nullptr);
 }
 
-// A signal comes most often in a system call: this one in that of submit(), which rings.
+// A signal comes most often in a system call: here it comes in the ring of the doorbell by
+// submit().
 class SignalInRing final : public ForwardingTransport {
  public:
   using ForwardingTransport::ForwardingTransport;

@@ -13,7 +13,7 @@
 
 namespace horon::core::test_world {
 
-// Throws what `fault` throws, before each call.
+// Calls `fault` before each send and receive, and throws what it throws.
 class FaultyTransport final : public ForwardingTransport {
  public:
   enum class Call : uint8_t { Send, Receive };
@@ -34,7 +34,7 @@ class FaultyTransport final : public ForwardingTransport {
   const Fault fault_;
 };
 
-// The fault is one of that rank alone.
+// Only the transport of rank `guilty` has the fault.
 inline Hooks transport_of(int guilty, FaultyTransport::Fault fault) {
   Hooks hooks;
   hooks.wrap_transport = [=](int rank, std::unique_ptr<Transport> below) {
@@ -44,7 +44,7 @@ inline Hooks transport_of(int guilty, FaultyTransport::Fault fault) {
   return hooks;
 }
 
-// Submits, or learns in submitting that the job has ended.
+// The error of a submission, or the one that submit() throws since the job has ended.
 inline std::string error_of_submit(Runtime& runtime, const std::string& name,
                                    uint32_t set = kWorldSet) {
   const auto x = std::make_shared<Tensor>(tensor({1}));

@@ -1,4 +1,4 @@
-// A transport that does what the one below does; tests change one call or two.
+// A transport that forwards each call to the one below; tests override one call or two.
 #pragma once
 
 #include <chrono>

@@ -20,7 +20,7 @@ using testing::HasSubstr;
 
 using namespace test_world;
 
-// Runs `program` on these hosts, with how many ranks there are.
+// Runs `program` on ranks of these hosts, and passes the number of ranks.
 void on_hosts(const std::vector<int>& host_of, const Config& config,
               const std::function<void(Runtime&, int rank, int size)>& program) {
   Hooks hooks;
@@ -30,7 +30,7 @@ void on_hosts(const std::vector<int>& host_of, const Config& config,
   world.each([&](Runtime& runtime, int rank) { program(runtime, rank, size); });
 }
 
-// One collective of all ranks, waited for: each gives 1 and its rank.
+// Runs one collective of all ranks and waits for it: each gives 1 and its rank.
 void sum(Runtime& runtime, const std::string& name, int rank, int size) {
   Tensor x = tensor({1.0F, static_cast<float>(rank)});
   ASSERT_EQ(error_of(*runtime.run(submission(name, x))), "");

@@ -1,5 +1,5 @@
-// Collectives that come again and again on ranks that are threads: they start without a message,
-// and whatever differs is dealt with as if nothing had been frozen.
+// Collectives that repeat on ranks that are threads: they start without a message, and any
+// difference is handled as if nothing had been frozen.
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -23,7 +23,7 @@ using namespace test_world;
 
 constexpr int kRanks = 3;
 
-// One collective of all ranks, waited for.
+// Runs one collective of all ranks and waits for it.
 void sum(Runtime& runtime, const std::string& name, int rank) {
   Tensor x = tensor({1.0F * rank, 2.0F});
   ASSERT_EQ(error_of(*runtime.run(submission(name, x))), "");
@@ -260,8 +260,8 @@ TEST(Frozen, AStallIsReportedByName) { expect_stall_report(1); }
 
 TEST(Frozen, AStallOnTheCoordinatorIsReportedByName) { expect_stall_report(0); }
 
-// All ranks go on with other names, so markers and Go follow on what "b" waits for. One rank has
-// filled "b", another holds it back since its shape is not the frozen one.
+// All ranks go on with other names, so markers and Go entries keep coming while "b" waits. One rank
+// has filled "b", and another holds it back because its shape is not the frozen one.
 TEST(Frozen, AStallIsReportedByNameWhileOtherNamesGoOn) {
   Config config = no_limits();
   config.stall_warn_s = 0.4;
@@ -309,7 +309,7 @@ TEST(Frozen, AStallEndsTheJobByName) {
         EXPECT_THROW(runtime.submit(submission("b", x)), Error);
         return;
       }
-      try {  // it may not have heard yet
+      try {  // this rank may not have the error yet
         EXPECT_THAT(error_of(*runtime.submit(submission("b", x))), HasSubstr(kMissing));
       } catch (const Error& error) {
         EXPECT_THAT(error.what(), HasSubstr(kMissing));

@@ -1,4 +1,4 @@
-// Sets that rest while another one is busy: they cost it nothing, and hear of everything.
+// Sets that are idle while another one is busy: they cost it nothing, and still hear of everything.
 #include <algorithm>
 #include <atomic>
 #include <barrier>
@@ -28,7 +28,7 @@ using testing::HasSubstr;
 constexpr int kRanks = 3;
 constexpr uint32_t kSets = 100;
 
-// What it fails with, also if it is refused since the job has ended.
+// The error of the call, or the one with which it is refused since the job has ended.
 std::string error_of_run(Runtime& runtime, Submission&& given) {
   try {
     return error_of(*runtime.run(std::move(given)));
@@ -42,7 +42,7 @@ std::string sum(Runtime& runtime, const std::string& name, uint32_t set = 0) {
   return error_of_run(runtime, in_set(set, name, x));
 }
 
-// Collectives of all ranks until the program of each has seen what it waits for.
+// Runs collectives of all ranks until every rank has seen what it waits for.
 void stay_busy(Runtime& runtime, const std::function<bool()>& seen) {
   bool seen_here = false;
   for (bool over = false; !over;) {
@@ -166,7 +166,7 @@ TEST(IdleSets, ReportWhoIsMissing) {
   }
 }
 
-// Nothing but the clock makes the coordinator tell that.
+// Only the clock makes the coordinator report that.
 TEST(IdleSets, ReportWhoHasNotJoined) {
   Config config = no_limits();
   config.stall_warn_s = 0.3;
@@ -186,7 +186,8 @@ TEST(IdleSets, ReportWhoHasNotJoined) {
   });
 }
 
-// Two ranks are busy with each other, and wait for a third one in another set. What they get.
+// Two ranks are busy with each other, and wait for a third rank in another set. Returns the error
+// that they get.
 std::string error_of_busy_ranks(const Config& config, const Hooks& hooks,
                                 const std::function<void()>& strike) {
   std::string told[2];
@@ -217,7 +218,7 @@ std::string error_of_busy_ranks(const Config& config, const Hooks& hooks,
   return told[0] == told[1] ? told[0] : told[0] + "; " + told[1];
 }
 
-// Takes nothing that is sent to it, as a process that stands still, for some time.
+// Receives nothing for some time, as a process that stands still.
 class Deaf final : public ForwardingTransport {
  public:
   Deaf(std::unique_ptr<Transport> below, const std::atomic<bool>& deaf)
@@ -230,9 +231,9 @@ class Deaf final : public ForwardingTransport {
   const std::atomic<bool>& deaf_;
 };
 
-// Tries it again where `error` says that a rank is silent which is not: on a busy machine one may
-// be for a second. A longer limit would not do, for a process that stands still for long blames
-// nobody.
+// Tries again if `error` says that one of the ranks in `alive` is silent: on a busy machine a rank
+// may be silent for a second. A longer limit would not do, because a process that stands still for
+// long blames no rank.
 std::string unless_busy(const std::vector<int>& alive, const std::function<std::string()>& error) {
   constexpr int kTimes = 15;
   for (int times = 1;; ++times) {
@@ -269,7 +270,7 @@ TEST(IdleSets, HearOfADeath) {
               HasSubstr("rank 2 (pid 4711) has died"));
 }
 
-// What a pair runs on may take longer to make than an answer may take.
+// To make the resources of a pair may take longer than the limit for an answer.
 TEST(IdleSets, AQuestionIsDatedWhenItGoes) {
   std::atomic<bool> slept{false};
   Hooks hooks;

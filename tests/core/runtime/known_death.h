@@ -12,7 +12,7 @@
 
 namespace horon::core::test_world {
 
-// On every rank but `dead` the platform says, from some time on, that this one has ended.
+// Once `known` is set, the platform says on every other rank that `rank` has ended.
 struct Dead {
   int rank = 0;
   std::atomic<bool> known{false};

@@ -18,7 +18,8 @@
 
 namespace horon::core::test_world {
 
-// The messages of one rank, numbered per source; names come again after a few.
+// The messages of one rank, numbered per source. Only five names per pair of ranks are used in
+// turn.
 class Letters : public std::enable_shared_from_this<Letters> {
  public:
   explicit Letters(Runtime& runtime) : runtime_(runtime), me_(runtime.topology().rank) {}
@@ -26,7 +27,7 @@ class Letters : public std::enable_shared_from_this<Letters> {
   std::shared_ptr<HandleState> send(int to, Tensor& tensor) {
     return submit(me_, to, name(me_, to, sent_[to]++), tensor);
   }
-  // A call that is wrong: the receiver hears of it.
+  // Makes a call that is wrong: the receiver hears of it.
   void send_nonsense(int to) {
     runtime_.refuse(name(me_, to, sent_[to]++), "no good", pair_set(me_, to, size()));
   }
@@ -34,7 +35,7 @@ class Letters : public std::enable_shared_from_this<Letters> {
     return submit(from, me_, name(from, me_, next_number(from)), tensor);
   }
 
-  // Also in the loop.
+  // May be called in the loop, too.
   std::shared_ptr<HandleState> receive_quietly(int from, Tensor& tensor) {
     return runtime_.submit_quietly(letter(from, me_, name(from, me_, next_number(from)), tensor));
   }
@@ -53,7 +54,7 @@ class Letters : public std::enable_shared_from_this<Letters> {
     return {runtime_.submit(std::move(receive), std::move(out)), source};
   }
 
-  std::function<void(uint64_t number)> after_next;  // when a receive from any rank has looked
+  std::function<void(uint64_t number)> after_next;  // called after a receive from any rank looked
 
  private:
   class Open final : public OpenReceive {

@@ -21,7 +21,7 @@ TEST(LiveSubmissions, ACellIsUsedAgainUnderAnotherTicket) {
   EXPECT_TRUE(live.empty());
 }
 
-// After 2^32 blocking calls, which all use one cell.
+// As after 2^32 blocking calls, which all use one cell.
 TEST(LiveSubmissions, ACellIsUsedOnWhenItsGenerationsBeginAgain) {
   LiveSubmissions live(/*first_generation=*/UINT32_MAX);
   live.erase(live.add());

@@ -1,4 +1,4 @@
-// A rank that must look for the messages of a slow one again and again.
+// A rank that must poll for the messages of a slow rank again and again.
 #include <atomic>
 #include <chrono>
 #include <ctime>
@@ -17,7 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 using namespace test_world;
 
-// As if its peers sent by MPI.
+// A transport that must be polled, as if the peers sent by MPI.
 class PolledWire final : public ForwardingTransport {
  public:
   PolledWire(std::unique_ptr<Transport> below, const WaitPolicy& policy,
@@ -35,7 +35,7 @@ class PolledWire final : public ForwardingTransport {
   std::atomic<int>* const looks_;  // counts the waits that begin with a look
 };
 
-// Rank 0 has it.
+// Rank 0 has that transport.
 Hooks polled_wire(const WaitPolicy& policy, std::atomic<int>* looks = nullptr) {
   Hooks hooks;
   hooks.wrap_transport = [=](int rank,
@@ -65,8 +65,9 @@ TEST(LongWait, BeginsWithALook) {
   EXPECT_GT(looks, 0);
 }
 
-// Pauses are shorter than what a thread may look or spin. If each pause began with that, the thread
-// would never sleep, and take its core from others for as long as the slow rank takes.
+// The pauses are shorter than the time for which a thread may look or spin. If each pause began
+// with that, the thread would never sleep, and would use its core for as long as the slow rank
+// takes.
 TEST(LongWait, SleepsInItsPauses) {
   const WaitPolicy looks{0ns, {20, 20ms}};
   const WaitPolicy spins{20ms, {0}};
@@ -78,7 +79,8 @@ TEST(LongWait, SleepsInItsPauses) {
       std::atomic<bool> waits{false};
       world.each([&](Runtime& runtime, int rank) {
         Tensor mine = tensor({1});
-        // So the loop is there: a thread that waits before that leaves it to the background thread.
+        // This makes sure that the loop runs: a thread that waits before that leaves the loop to
+        // the background thread.
         EXPECT_EQ(error_of(*runtime.run(submission("first", mine))), "");
         if (rank == 1) {
           while (!waits) std::this_thread::sleep_for(1ms);
@@ -101,7 +103,8 @@ TEST(LongWait, SleepsInItsPauses) {
   }
 }
 
-// What ends in the next moment is not noticed later because the thread looks for something else.
+// A collective that ends in the next moment is not noticed late because the thread polls for
+// something else.
 TEST(ShortPause, LastsNoLongerInTheBackground) {
   constexpr std::chrono::nanoseconds kSpin = 2s;
   bool in_time = false;

@@ -18,7 +18,7 @@ TEST(LookRound, AllHaveTheirTurnAtFirstAndAfterARest) {
   EXPECT_EQ(round.due(0, now += 250 * kMillisecond), 0U);
 }
 
-// However often it is asked.
+// However often the round is asked.
 TEST(LookRound, EachHasItsTurnOncePerRound) {
   for (const size_t count : {1, 3, 100, 5000}) {
     for (const Nanos step : {7'001, 1'000'003, 60'000'000}) {
@@ -42,7 +42,7 @@ TEST(LookRound, EachHasItsTurnOncePerRound) {
   }
 }
 
-// A turn that has something else to do looks at a few; the others soon have theirs.
+// A turn that has something else to do looks at a few; the others get their turn soon.
 TEST(LookRound, AFewInHaste) {
   LookRound round;
   Nanos now = 0;

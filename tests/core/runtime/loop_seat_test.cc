@@ -1,4 +1,4 @@
-// Who steps the loop: threads that wait, the background thread otherwise.
+// Which thread steps the loop: a thread that waits, or otherwise the background thread.
 #include <atomic>
 #include <barrier>
 #include <cfenv>
@@ -89,7 +89,7 @@ TEST(LoopSeat, SubmitMayStepTheLoopItself) {
   });
 }
 
-// A wake-up that is lost would show as a wait of seconds: every name needs both ranks.
+// A lost wake-up would show as a wait of seconds, since every name needs both ranks.
 TEST(LoopSeat, ManyWaitingThreadsLoseNoWakeUp) {
   constexpr int kThreads = 4;
   constexpr int kRounds = 300;
@@ -121,7 +121,7 @@ TEST(LoopSeat, ManyWaitingThreadsLoseNoWakeUp) {
   }
 }
 
-// The program may end a wait from outside: a driver's, and a sleeper's.
+// The program may end a wait from outside: that of a driver, and that of a thread that sleeps.
 TEST(LoopSeat, ACheckOfTheProgramEndsAWaitWithoutLimit) {
   static std::atomic<int> asked{0};
   const auto refuse = [] {
@@ -157,7 +157,7 @@ TEST(LoopSeat, ACheckOfTheProgramEndsAWaitWithoutLimit) {
   EXPECT_EQ(asked, 2);
 }
 
-// A thread that waits for what comes late does not keep another one's collectives from coming.
+// A thread that waits for a late collective does not hold up the collectives of another thread.
 TEST(LoopSeat, ADriverServesTheOthers) {
   World world(2);
   std::atomic<bool> stop{false};
@@ -179,8 +179,8 @@ TEST(LoopSeat, ADriverServesTheOthers) {
   });
 }
 
-// The driver leaves a collective behind that somebody must look at, while the background thread is
-// on its way to sleep: a call that is lost there costs a quarter of a second.
+// The driver leaves a collective behind that must be polled, while the background thread is about
+// to sleep: a lost call costs a quarter of a second.
 TEST(LoopSeat, WhatADriverLeavesBehindGoesOn) {
   constexpr int kTimes = 60;
   int in_time = 0;
@@ -202,7 +202,7 @@ TEST(LoopSeat, WhatADriverLeavesBehindGoesOn) {
   EXPECT_EQ(in_time, kTimes);
 }
 
-// Asked by computing: there are two sets of registers with a mode of their own on x86.
+// Found by computing: x86 has two sets of registers, each with a mode of its own.
 bool rounds_to_nearest() {
   volatile float one = 1;
   volatile float tiny = 1e-30F;
@@ -231,7 +231,7 @@ TEST(LoopSeat, TheLoopRunsInThePlainFloatMode) {
   });
 }
 
-// Which thread would wait for the outcome of a fork is the parent's business.
+// Collectives in flight are the parent's business.
 TEST(LoopSeat, AForkedChildDoesNotDrive) {
   World world(2);
   std::barrier<> forked(2);
@@ -278,7 +278,7 @@ TEST(LoopSeat, AWaitEndsAtItsLimit) {
   });
 }
 
-// Over MPI the question whether all is sent may fail.
+// Over MPI, flushed() may fail.
 class CantTellWhatIsSent final : public ForwardingTransport {
  public:
   CantTellWhatIsSent(std::unique_ptr<Transport> below, std::atomic<bool>& broken)
@@ -294,7 +294,7 @@ class CantTellWhatIsSent final : public ForwardingTransport {
   std::atomic<bool>& broken_;
 };
 
-// A driver that stops asks that question between two turns.
+// A driver that stops calls flushed() between two turns.
 TEST(LoopSeat, WhatFailsWhileADriverHandsOverIsTheErrorOfAll) {
   std::atomic<bool> broken{false};
   Hooks hooks;
@@ -318,8 +318,8 @@ TEST(LoopSeat, WhatFailsWhileADriverHandsOverIsTheErrorOfAll) {
   });
 }
 
-// As where exit() in a signal handler ends the job: its thread may stand anywhere in the loop, with
-// what fail() would lock.
+// As when exit() in a signal handler ends the job: its thread may be anywhere in the loop, and may
+// hold the locks that fail() would take.
 TEST(LoopSeat, FailWithinTheLoopTouchesNothingOfIt) {
   World world(1);
   world.each([](Runtime& runtime, int) {

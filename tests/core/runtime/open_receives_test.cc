@@ -24,10 +24,10 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 TEST(OpenReceives, EveryLetterComesOnceAndInItsRound) {
-  constexpr int kRounds = 40;  // the names come again
+  constexpr int kRounds = 40;  // the names are reused
   for (const int size : {2, 4}) {
     World world(size, {.op_polls = 1});
-    std::barrier<> end_of_round(size);  // or a letter of the next one might come into this one
+    std::barrier<> end_of_round(size);  // or a letter of the next round might come in this one
     world.each([&](Runtime& runtime, int me) {
       const auto letters = std::make_shared<Letters>(runtime);
       for (int round = 0; round < kRounds; ++round) {
@@ -58,8 +58,9 @@ TEST(OpenReceives, EveryLetterComesOnceAndInItsRound) {
   }
 }
 
-// Both directions, since the lower rank coordinates: the question may come before the letter and
-// after it. A receive that names its rank takes the letter that was asked for.
+// Both directions, since the lower rank coordinates. The question may come before the letter or
+// after it. A receive that names its rank takes the letter for which a receive from any rank has
+// asked.
 TEST(OpenReceives, AReceiveThatNamesItsRankGoesFirst) {
   for (const int receiver : {0, 1}) {
     for (const bool asked_first : {true, false}) {
@@ -92,7 +93,7 @@ TEST(OpenReceives, AReceiveThatNamesItsRankGoesFirst) {
   }
 }
 
-// The question about a letter that the other one has, and the record that ends the letter, may be
+// The other rank has a letter. The question about it, and the record that ends the letter, may be
 // sent in one turn, and then the record comes first.
 TEST(OpenReceives, ANamedReceiveComesBetweenTheQuestionAndItsAnswer) {
   for (const int receiver : {0, 1}) {
@@ -121,8 +122,8 @@ TEST(OpenReceives, ANamedReceiveComesBetweenTheQuestionAndItsAnswer) {
   }
 }
 
-// Receives of both kinds, several threads. Those from any rank may all take what one rank sends, so
-// it sends enough for the others too; then what is left comes.
+// Receives of both kinds, by several threads. Those from any rank may all take letters of one rank,
+// so each rank sends enough for the other receives too; at the end the rest is received.
 TEST(OpenReceives, ManyOfBothKindsAtOnce) {
   constexpr int kEach = 60, kSent = 3 * kEach;
   World world(3);
@@ -218,7 +219,7 @@ TEST(OpenReceives, ASendThatIsRefusedIsTheReceiversErrorToo) {
   });
 }
 
-// The question stays with the rank that sends later; its letter is for a later receive.
+// The rank that sends later keeps the question; its letter answers a later receive.
 TEST(OpenReceives, WhoWasAskedInVainSendsLater) {
   World world(3);
   std::latch first(1);
@@ -293,8 +294,8 @@ TEST(OpenReceives, ADeathEndsTheJob) {
   });
 }
 
-// A letter that nobody asked for costs what it always did, and one that was asked for a question
-// and an answer more.
+// A letter about which no receive has asked costs no more than ever; one that was asked for costs a
+// question and an answer more.
 TEST(OpenReceives, OnlyWhoAsksPays) {
   World world(2);
   std::latch counted(2), open(1);

@@ -1,4 +1,4 @@
-// How long whoever steps the loop may sleep.
+// How long the thread that steps the loop may sleep.
 #include "horon/core/runtime/pacer.h"
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// Messages from rank to rank, in sets of two that nobody makes.
+// Messages from rank to rank, in sets of two ranks that no program makes.
 #include "horon/core/runtime/pair_sets.h"
 
 #include <latch>
@@ -52,7 +52,7 @@ TEST(PairSets, AreNumberedByTheirRanks) {
   EXPECT_THAT(members_of_pair(~uint32_t{0}, 4), IsEmpty());
 }
 
-// All ranks send before anybody receives: no send may hold up the next call.
+// All ranks send before any rank receives: no send may block the next call.
 TEST(PairSets, EveryRankSendsToEveryOther) {
   for (const int size : {2, 5}) {
     World world(size, {.op_polls = 1});
@@ -83,7 +83,8 @@ TEST(PairSets, EveryRankSendsToEveryOther) {
   }
 }
 
-// The program may read it meanwhile, and it may lie where nobody can write. Two parts are packed.
+// The program may read a tensor while it is sent, and the tensor may be in read-only memory. Two
+// parts are packed.
 TEST(PairSets, WhatIsSentIsNotWritten) {
   constexpr size_t kPage = 65536;  // a multiple of every size of a page
   void* const page =
@@ -160,8 +161,8 @@ TEST(PairSets, OnlyItsRanksAndOnlyMessages) {
   });
 }
 
-// The other rank has never heard of the pair when it leaves: it must not be waited for in vain, nor
-// leave before it has heard. Both directions: the lower rank coordinates.
+// The other rank has never heard of the pair when it leaves: nobody may wait for it in vain, nor
+// may it leave before it has heard. Both directions, since the lower rank coordinates.
 TEST(PairSets, WhatNobodyReceivesFailsWhenTheOtherLeaves) {
   for (const int lonely : {0, 1}) {
     for (int round = 0; round < 30; ++round) {

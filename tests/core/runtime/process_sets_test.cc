@@ -17,7 +17,7 @@ using namespace test_world;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// What sessions do before and after: no rank uses the set before all members have it.
+// What sessions do before and after it, so that no rank uses the set before all members have it.
 void barrier(Runtime& runtime, const std::string& name) {
   Tensor nothing;
   nothing.spec->kind = CollectiveKind::Barrier;
@@ -34,7 +34,7 @@ bool has(const std::vector<int>& ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
-// One step of all ranks: what is done in one set. The same list everywhere, drawn from one seed.
+// A step of all ranks in one set. The list of steps is the same on all ranks, drawn from one seed.
 struct Step {
   enum class Kind { Reduce, Mismatch, Refuse, Gather };
   Kind kind = Kind::Reduce;
@@ -78,7 +78,7 @@ Plan random_plan(uint64_t seed, int size) {
   return plan;
 }
 
-// One submission under way on one rank, and what must come of it.
+// A submission in flight on one rank, and its expected result.
 struct Running {
   Tensor tensor;
   std::vector<float> gathered;
@@ -183,7 +183,7 @@ TEST(ProcessSets, AnOpThatFailsInOneSetEndsTheJobEverywhere) {
   std::latch outsider_waits(1);
   world.each([&](Runtime& runtime, int rank) {
     add(runtime, 1, {0, 1});
-    // The runtime keeps what a failed collective may still write.
+    // The runtime keeps the memory to which a failed collective may still write.
     const auto x = std::make_shared<Tensor>(tensor({1}));
     const auto kept = [&](Submission mine) {
       mine.keep_alive = x;
@@ -211,12 +211,12 @@ TEST(ProcessSets, AnOpThatFailsInOneSetEndsTheJobEverywhere) {
   });
 }
 
-// An aborted op lets events happen, whatever is in memory then. The work of other sets may wait for
-// these events, so the handles of all sets hear of the error before.
+// An aborted op lets its events happen, whatever is in memory then. Work of other sets may wait for
+// these events, so the handles of all sets must get the error before.
 TEST(ProcessSets, AllHandlesHaveFailedBeforeAnyOpIsAborted) {
   std::shared_ptr<HandleState> waiting[2];
   std::atomic<int> aborts{0}, too_early{0};
-  FakeDelays delays{.fail_op_at_sequence = 2};  // behind the two barriers of add()
+  FakeDelays delays{.fail_op_at_sequence = 2};  // after the two barriers of add()
   delays.on_abort = [&](int rank) {
     ++aborts;
     if (!waiting[rank]->finished()) ++too_early;

@@ -1,4 +1,5 @@
-// Training on a device of its own thread for each rank: handles finish when the work is enqueued.
+// Training in which each rank has a device with a thread of its own: handles finish when the work
+// is enqueued.
 #include <array>
 #include <atomic>
 #include <barrier>
@@ -62,8 +63,8 @@ TEST(QueuedMemory, ATrainingWaitsNeverOnTheHost) {
   });
 }
 
-// The device does nothing for long. All the same each handle finishes, negotiated or frozen, before
-// the program gives the next: what is enqueued holds nothing back.
+// The device does nothing for a long time. Still, each handle finishes, negotiated or frozen,
+// before the program submits the next: enqueued work does not block.
 TEST(QueuedMemory, NoHandleWaitsForTheDevice) {
   World world(2, {}, no_limits());
   std::atomic<bool> go{false};
@@ -90,7 +91,7 @@ TEST(QueuedMemory, NoHandleWaitsForTheDevice) {
   });
 }
 
-// The device reads and writes it long after the handle has finished.
+// The device reads and writes the tensor long after the handle has finished.
 TEST(QueuedMemory, IsOwnedUntilTheDeviceHasDoneTheWork) {
   World world(2);
   std::atomic<bool> go{false};
@@ -111,7 +112,7 @@ TEST(QueuedMemory, IsOwnedUntilTheDeviceHasDoneTheWork) {
     both_have_looked.arrive_and_wait();
     go = true;
     EXPECT_EQ(error_of(*handle), "");
-    // The loop sees it a moment after the device has done it.
+    // The loop notices a moment after the device has done the work.
     const auto limit = std::chrono::steady_clock::now() + kLongEnough;
     while (!watched.expired() && std::chrono::steady_clock::now() < limit) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -147,8 +148,8 @@ TEST(QueuedMemory, GetWaitsForTheDeviceAndGetEnqueuedDoesNot) {
   });
 }
 
-// One rank holds its tensor on another device. The call is refused there, the others hear why, and
-// the job goes on.
+// One rank has its tensor on another device. The call is refused there, the other ranks learn why,
+// and the job goes on.
 TEST(QueuedMemory, ATensorOfAnotherDeviceIsRefused) {
   World world(2, {.device_index = 1});
   world.each([&](Runtime& runtime, int rank) {
@@ -179,8 +180,8 @@ TEST(QueuedMemory, ATensorOfAnotherDeviceIsRefused) {
   });
 }
 
-// The handles have finished, and the work behind them never will: who waits for it on the host
-// hears why.
+// The handles have finished, and their work on the device never will: a thread that waits for it on
+// the host gets the cause.
 TEST(QueuedMemory, AFailureBehindAFinishedHandleIsHeardByWhoWaits) {
   World world(2, {.fail_op_at_sequence = 1}, no_limits());
   std::atomic<bool> go{false};
@@ -206,7 +207,7 @@ TEST(QueuedMemory, AFailureBehindAFinishedHandleIsHeardByWhoWaits) {
     }
     for (const auto& handle : handles) {
       EXPECT_THAT(error_of(*handle), HasSubstr("fake network is down"));
-      try {  // also from now on, though the handle had finished before
+      try {  // also from now on, although the handle had finished before
         (void)handle->get_enqueued();
         ADD_FAILURE() << "a failure that is known is told";
       } catch (const Error& error) {
@@ -217,7 +218,7 @@ TEST(QueuedMemory, AFailureBehindAFinishedHandleIsHeardByWhoWaits) {
   });
 }
 
-// Shutdown waits for what is enqueued.
+// Shutdown waits for enqueued work.
 TEST(QueuedMemory, ShutdownDrainsTheDevice) {
   World world(2, {.copy_polls = 200});
   world.each([&](Runtime& runtime, int) {

@@ -1,4 +1,4 @@
-// Entries for which nobody is woken: their submitter steps the loop next.
+// Entries for which no thread is woken: the thread that submits them steps the loop next.
 #include <barrier>
 #include <chrono>
 #include <thread>
@@ -30,7 +30,7 @@ TEST(QuietSubmissions, TheirSubmitterDoesTheWork) {
   });
 }
 
-// Their submitter drives for a moment and never waits; the other rank comes later.
+// The thread that submits drives for a moment and never waits; the other rank comes later.
 TEST(QuietSubmissions, GoOnWithoutTheirSubmitter) {
   World world(2);
   std::barrier<> driven(2);
@@ -51,7 +51,7 @@ TEST(QuietSubmissions, GoOnWithoutTheirSubmitter) {
   });
 }
 
-// Several are submitted before anybody steps the loop, and one of them fails at once.
+// Several are submitted before any thread steps the loop, and one of them fails at once.
 TEST(QuietSubmissions, AnErrorOfOneKeepsNoOtherBack) {
   World world(2);
   std::barrier<> refused(2);

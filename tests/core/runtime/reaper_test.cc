@@ -13,7 +13,7 @@
 namespace horon::core {
 namespace {
 
-// Of what the program owns.
+// A submission that holds an object of the program.
 Submission holding(std::shared_ptr<void> tensor) {
   Submission submission;
   submission.keep_alive = std::move(tensor);
@@ -44,7 +44,7 @@ TEST(Reaper, WhatDiesMayReleaseToo) {
   EXPECT_TRUE(released);
 }
 
-// What the objects stand for, streams of a GPU say, is the parent's.
+// The objects may stand for resources that belong to the parent, such as streams of a GPU.
 TEST(Reaper, DestroysNothingInAForkedChild) {
   watch_for_forks();  // as a session does
   Reaper reaper;
@@ -68,7 +68,7 @@ void release_once_more() {
   reaper.release();
 }
 
-// A session may end there: what is thread_local in the main thread has been destroyed by then.
+// A session may end there, when the thread_local variables of the main thread have been destroyed.
 TEST(ReaperDeathTest, WorksInFunctionsOfAtexit) {
   const auto exit_after_use = [] {
     Reaper reaper;

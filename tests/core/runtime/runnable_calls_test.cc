@@ -19,7 +19,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Counts how often it is asked.
+// An op that counts how often it is asked.
 class AllreduceOp final : public CollectiveOp {
  public:
   explicit AllreduceOp(int& asked) : asked_(asked) {}
@@ -93,7 +93,7 @@ TEST(RunnableCalls, AfterTheEndOfTheOpsNothingIsAFault) {
   EXPECT_EQ(runnable.fault(facts), "");
 }
 
-// Says when it is asked, takes its time, and tells who has destroyed it.
+// An op that signals when it is asked, takes its time, and notes which thread destroys it.
 class SlowOp final : public CollectiveOp {
  public:
   SlowOp(std::binary_semaphore& is_asked, std::thread::id& destroyed_by)
@@ -115,7 +115,7 @@ class SlowOp final : public CollectiveOp {
   std::thread::id& destroyed_by_;
 };
 
-// A destructor may call MPI, which one thread alone may do.
+// A destructor may call MPI, which only one thread may do.
 TEST(RunnableCalls, WhoeverEndsTheOpsDestroysThemWhileOthersAsk) {
   std::binary_semaphore is_asked{0};
   std::thread::id destroyed_by;

@@ -1,5 +1,5 @@
-// What one rank's failure means for the others: each hears the cause at once, whatever failed and
-// whatever the limits for silent ranks are.
+// What one rank's failure means for the other ranks: each gets the cause at once, whatever failed
+// and whatever the limits for silent ranks are.
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -56,7 +56,7 @@ TEST(RuntimeFailures, AnyExceptionOfTheRuntimeThreadIsTheErrorOfAll) {
   expect_cause_everywhere([] { throw 42; }, "an exception that is no std::exception");
 }
 
-// Rank 0 hears it from rank 2.
+// Rank 0 gets the cause from rank 2.
 TEST(RuntimeFailures, APeerThatCantBeReachedHearsTheCauseFromTheOthers) {
   std::atomic<bool> broken{false};
   const auto fault = [&](FaultyTransport::Call, int to) {
@@ -72,7 +72,8 @@ TEST(RuntimeFailures, APeerThatCantBeReachedHearsTheCauseFromTheOthers) {
   });
 }
 
-// Rank 0 can't send to rank 1. Rank 2 still hears its farewell, and rank 0 waits for rank 2's.
+// Rank 0 can't send to rank 1. Rank 2 still gets rank 0's farewell, and rank 0 waits for that of
+// rank 2.
 TEST(RuntimeFailures, AFarewellReachesThoseThatCanBeReached) {
   using namespace std::chrono_literals;
   std::atomic<bool> broken{false};
@@ -178,7 +179,7 @@ TEST(RuntimeFailures, ARankThatLeavesAtItsLimitTellsTheOthersWhy) {
   });
 }
 
-// What session code does around it is not needed here: each call waits for its answer.
+// The session's steps around it are not needed here: each call waits for its answer.
 TEST(RuntimeFailures, ASetThatIsBeingRemovedEndsWithTheJob) {
   World world(2, {.fail_op_at_sequence = 1});
   world.each([](Runtime& runtime, int rank) {
@@ -193,7 +194,7 @@ TEST(RuntimeFailures, ASetThatIsBeingRemovedEndsWithTheJob) {
       EXPECT_THAT(error_of(*handle), HasSubstr("fake network is down"));
       return;
     }
-    // Once rank 0 has left the set its removal is under way.
+    // Once rank 0 has left the set, the removal has begun.
     Tensor in_set = tensor({1});
     Submission asks = submission("has rank 0 left?", in_set);
     asks.set = 1;
@@ -220,7 +221,7 @@ TEST(RuntimeFailures, ASetThatCantBeMadeForWantOfMemoryEndsTheJobByName) {
   });
 }
 
-// `allocate` is this rank's allocator of the results of "rows".
+// `allocate` allocates this rank's result of "rows".
 Submission gather(Tensor& rows, AllocateOutput allocate) {
   Submission out = submission("rows", rows);
   out.memory.front().output = nullptr;
@@ -267,7 +268,7 @@ TEST(RuntimeFailures, SignalsAreNotForTheBackgroundThread) {
     sigset_t blocked;
     sigemptyset(&blocked);
     const auto handle = runtime.submit(gather(rows, [&](size_t, int64_t, MemoryQueue&) {
-      pthread_sigmask(SIG_SETMASK, nullptr, &blocked);  // asks: this is the background thread
+      pthread_sigmask(SIG_SETMASK, nullptr, &blocked);  // the background thread's mask
       return reinterpret_cast<std::byte*>(&out);
     }));
     while (!handle->finished()) std::this_thread::yield();  // a wait would step the loop itself

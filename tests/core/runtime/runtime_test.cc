@@ -1,4 +1,4 @@
-// The whole path of a submission, without MPI: ranks are threads, the op is a double.
+// The whole path of a submission, without MPI: ranks are threads, and the op is a fake.
 #include "horon/core/runtime/runtime.h"
 
 #include <algorithm>
@@ -126,7 +126,7 @@ TEST(Runtime, ARankThatLeavesEarlyIsNamed) {
   });
 }
 
-// The slow op is still in flight when both ranks have said that they leave.
+// The slow op is still in flight when both ranks have announced that they leave.
 TEST(Runtime, ShutdownWithBatchesInFlightEndsEveryHandle) {
   World world(2, {.op_polls = 300});
   world.each([](Runtime& runtime, int) {
@@ -165,7 +165,7 @@ TEST(Runtime, AWaitWithATimeoutGivesUpAloneAndTheCollectiveGoesOn) {
 TEST(Runtime, AFailedOpEndsTheJobOnAllRanksWithOneError) {
   World world(3, {.fail_op_at_sequence = 1});
   world.each([](Runtime& runtime, int) {
-    // The runtime keeps what a failed collective may still write.
+    // The runtime keeps the memory to which a failed collective may still write.
     const auto x = std::make_shared<Tensor>(tensor({1}));
     const auto submit = [&](const char* name) {
       Submission mine = submission(name, *x);

@@ -1,4 +1,4 @@
-// Ranks that are threads of one process, each with a runtime; the op is a double.
+// Ranks that are threads of one process, each with a runtime and a fake op.
 #pragma once
 
 #include <chrono>
@@ -31,7 +31,7 @@ using test::FakeMeeting;
 using test::FakeMemory;
 using test::FakeOp;
 
-// Its memory is a part of each submission, which keeps it where a peer may still read it.
+// A submission owns a share of the tensor's memory, and so keeps it where a peer may still read it.
 struct Tensor {
   Tensor() = default;
   Tensor(const Tensor& other)
@@ -72,9 +72,9 @@ inline Submission in_set(uint32_t set, const std::string& name, Tensor& tensor) 
   return out;
 }
 
-// Nobody is declared dead for being silent: only what a rank says itself, or what the platform
-// knows, can end the others. Nor is a slow rank reported, so a test on a busy machine thaws only
-// what it means to.
+// No rank is declared dead because it is silent: only what a rank says itself, or what the platform
+// knows, can end the others. A slow rank is not reported either, so a test on a busy machine thaws
+// only what it means to.
 inline Config no_limits() {
   Config config;
   config.dead_after_s = 0;
@@ -82,7 +82,7 @@ inline Config no_limits() {
   return config;
 }
 
-// Happens when the test says so; no queue can wait for it.
+// An event that happens when the test says so. No queue can wait for it.
 class PolledEvent final : public Event {
  public:
   explicit PolledEvent(std::function<bool()> happened) : happened_(std::move(happened)) {}
@@ -98,8 +98,8 @@ class PolledEvent final : public Event {
 // What a test changes in the parts of each rank.
 struct Hooks {
   std::function<std::unique_ptr<Transport>(int rank, std::unique_ptr<Transport>)> wrap_transport;
-  std::function<void(int rank)> before_set;  // in the loop, before a process set is made
-  // The ops and the memory of a set, in place of the doubles.
+  std::function<void(int rank)> before_set;  // called in the loop, before a process set is made
+  // May replace the ops and the memory of a set, which are fakes otherwise.
   std::function<void(int rank, const std::vector<int>& ranks, Executor::Parts&)> change_execution;
   // May put another gate in front of that of a set.
   std::function<std::unique_ptr<Gate>(const std::vector<int>& ranks, std::unique_ptr<Gate>)>
@@ -110,7 +110,7 @@ struct Hooks {
 
 class World {
  public:
-  // `memory`: where all tensors are, whatever their specs say.
+  // `memory`: the kind of memory of all tensors, whatever their specs say.
   explicit World(int size, FakeDelays delays = {}, Config config = no_limits(),
                  const Hooks& hooks = {}, bool step_in_submit = false,
                  FakeMemory memory = test::memory_of_worlds()) {
@@ -234,7 +234,7 @@ class World {
     return {shared, std::make_unique<Executor>(std::move(execution)), std::move(gate)};
   }
 
-  // Of the members on the same host.
+  // The gate that this rank shares with the members on the same host.
   static std::unique_ptr<RingGate> gate_of(const Place& place, const std::vector<int>& ranks,
                                            Meeting& shared,
                                            const std::vector<Doorbell*>& doorbells) {
@@ -259,7 +259,7 @@ class World {
   std::vector<std::unique_ptr<Runtime>> ranks_;
 };
 
-// Waits until the result is in memory.
+// The error of the collective, or an empty text. Waits until the result is in memory.
 inline std::string error_of(const HandleState& handle) {
   try {
     (void)handle.get();

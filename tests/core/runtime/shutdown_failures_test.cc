@@ -1,5 +1,5 @@
-// What goes wrong while ranks leave: the last collectives still run, a member is gone, and yet
-// every rank hears the cause.
+// Failures while ranks leave: the last collectives still run, or a member is gone, and yet every
+// rank hears the cause.
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -37,7 +37,7 @@ std::shared_ptr<HandleState> begin(Runtime& runtime, std::function<bool()> ready
   return runtime.submit(std::move(mine));
 }
 
-// The handle has what ended the job, word for word.
+// The handle has the error that ended the job, word for word.
 void expect_same_end(const Runtime& runtime, const HandleState& handle, ErrorCode code) {
   ASSERT_TRUE(handle.wait(kLongEnough));
   const auto fatal = runtime.fatal_error();
@@ -65,7 +65,7 @@ TEST(ShutdownFailures, ACollectiveThatFailsAfterAllHaveLeftIsTheErrorOfAll) {
   });
 }
 
-// Until then the ranks that have nothing to do stay: somebody may need them.
+// Until then the ranks that have nothing to do stay, since another rank may need them.
 TEST(ShutdownFailures, NobodyEndsBeforeTheLastCollectiveHasEndedEverywhere) {
   World world(3);
   std::atomic<bool> go{false};
@@ -108,8 +108,8 @@ TEST(ShutdownFailures, AShutdownThatEndsAtItsLimitTellsWhereCollectivesRun) {
   });
 }
 
-// A last checkpoint, an evaluation on one rank: if the process of the other one went, the launcher
-// would end this one in the middle.
+// One rank writes a last checkpoint or runs an evaluation. If the process of another rank ended,
+// the launcher would end this one in the middle.
 TEST(ShutdownFailures, WhoHasNothingLeftToDoWaitsForRanksThatAreBusyElsewhere) {
   World world(3, {}, no_limits());
   std::atomic<bool> saved{false};
@@ -125,7 +125,7 @@ TEST(ShutdownFailures, WhoHasNothingLeftToDoWaitsForRanksThatAreBusyElsewhere) {
   });
 }
 
-// One of its turns stands still.
+// A transport that makes one turn of the loop stand still.
 class StandsStill final : public ForwardingTransport {
  public:
   struct State {
@@ -147,7 +147,7 @@ class StandsStill final : public ForwardingTransport {
   State& state_;
 };
 
-// A turn that has begun before the call does not know yet that this rank leaves.
+// A turn that begins before the call of shutdown() does not know yet that this rank leaves.
 TEST(ShutdownFailures, ATurnThatStandsStillIsNoReasonToEndTheJob) {
   StandsStill::State state;
   Hooks hooks;
@@ -169,8 +169,8 @@ TEST(ShutdownFailures, ATurnThatStandsStillIsNoReasonToEndTheJob) {
   });
 }
 
-// Rank 0 coordinates what rank 1 waits for, and rank 2 comes late. Rank 1 has made a wrong call,
-// too.
+// Rank 0 coordinates the collective that rank 1 waits for, and rank 2 comes late. Rank 1 has made a
+// wrong call, too.
 TEST(ShutdownFailures, WhatOthersWaitForIsNoReasonToEndTheJob) {
   World world(3, {}, no_limits());
   std::barrier has_begun(3);
@@ -190,8 +190,8 @@ TEST(ShutdownFailures, WhatOthersWaitForIsNoReasonToEndTheJob) {
   });
 }
 
-// Rank 1 sends a message before each turn, so that this rank never sleeps; not for ever, so that a
-// test ends in any case.
+// Rank 1 sends a message before each turn, so this rank never sleeps. It does not send for ever, so
+// that the test ends in any case.
 class PeerThatTalks final : public ForwardingTransport {
  public:
   PeerThatTalks(std::unique_ptr<Transport> below, std::atomic<bool>& has_stopped)
@@ -252,7 +252,8 @@ TEST(ShutdownFailures, ARankThatDiesInTheLastCollectiveIsNamed) {
   });
 }
 
-// It has not called shutdown(); the limit is long, or it is over before the death is certain.
+// The dead rank has not called shutdown(). The limit is long, or it is over before the death is
+// certain.
 TEST(ShutdownFailures, ADeadRankIsNamedAndNotTheTimeLimit) {
   for (const auto limit : {100s, 1s}) {
     Dead dead{.rank = 1};
@@ -293,7 +294,7 @@ TEST(ShutdownFailures, ASetWithADeadMemberIsNotWaitedForWhenItIsRemoved) {
   });
 }
 
-// Rank 0 has ended properly with the set of all ranks; a set that it is not in goes on.
+// Rank 0 has ended properly with the set of all ranks; a set without rank 0 goes on.
 TEST(ShutdownFailures, WhoHasEndedInAllItsSetsIsNotDead) {
   Dead dead{.rank = 0};
   World world(3, {}, no_limits(), hooks_of(dead));
@@ -343,9 +344,9 @@ class CallAtRest final : public ForwardingTransport {
   const std::function<void()> call_;
 };
 
-// A signal handler that calls exit() does that.
+// A signal handler that calls exit() makes such a call.
 TEST(ShutdownFailures, AThreadThatLeavesWhileItSleepsInTheLoopTellsTheOthers) {
-  // A runtime that was left so is never destroyed: the process ends.
+  // A runtime that a thread has left from within is never destroyed: the process ends.
   struct Job {
     std::atomic<Runtime*> leaving{nullptr};
     std::atomic<bool> has_left{false};
@@ -375,7 +376,7 @@ TEST(ShutdownFailures, AThreadThatLeavesWhileItSleepsInTheLoopTellsTheOthers) {
     while (rank == 1 && !job->has_left) std::this_thread::sleep_for(1ms);
     try {
       EXPECT_EQ(error_of(*runtime.run(submission("x", mine))), "rank 0: " + text);
-    } catch (const Error& error) {  // rank 1 had heard of it before the call
+    } catch (const Error& error) {  // rank 1 had heard of the end before its call
       EXPECT_EQ(error.what(), "rank 0: " + text);
     }
     if (rank == 1) {

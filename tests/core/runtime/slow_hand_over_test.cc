@@ -19,8 +19,8 @@ using namespace std::chrono_literals;
 using namespace test_world;
 
 // After its handle has finished, the driver pauses before it calls the background thread, and once
-// more before it frees the seat. Another thread waits meanwhile for short times: the limit of its
-// wait passes while it counts as the driver and has not got the seat.
+// more before it frees the seat. Meanwhile another thread waits, for short times: the limit of its
+// wait passes while it counts as the driver but does not have the seat.
 class SlowHandOver {
  public:
   static constexpr auto kOthersLimit = 10ms;
@@ -29,11 +29,11 @@ class SlowHandOver {
    public:
     Wire(std::unique_ptr<Transport> below, SlowHandOver& steps)
         : ForwardingTransport(std::move(below)), steps_(steps) {}
-    Doorbell& doorbell() noexcept override {  // asked for in the last turns, and before the call
+    Doorbell& doorbell() noexcept override {  // called in the last turns, and before the call
       if (steps_.is_driver_at_its_end()) std::this_thread::sleep_for(2 * kOthersLimit);
       return ForwardingTransport::doorbell();
     }
-    std::optional<Message> receive() override {  // asked for in each turn
+    std::optional<Message> receive() override {  // called in each turn
       ++steps_.turns_;
       return ForwardingTransport::receive();
     }
@@ -56,7 +56,7 @@ class SlowHandOver {
     SlowHandOver& steps_;
   };
 
-  // Waits for one handle as the driver, while another thread waits for the other one.
+  // Waits for `mine` as the driver, while another thread waits for `of_other`.
   void drive(const HandleState& mine, const HandleState& of_other) {
     driver_ = std::this_thread::get_id();
     waits_for_ = &mine;
@@ -83,8 +83,8 @@ class SlowHandOver {
   std::atomic<int> turns_{0};
 };
 
-// Nobody else steps the loop then: a call that is lost there costs a quarter of a second, until the
-// next turn.
+// No other thread steps the loop then: if the call of the background thread is lost, it costs a
+// quarter of a second, until the next turn.
 TEST(SlowHandOver, AWaitWhoseLimitPassesLeavesSomebodyToStepTheLoop) {
   constexpr int kTimes = 12;
   int tried = 0;
@@ -97,7 +97,7 @@ TEST(SlowHandOver, AWaitWhoseLimitPassesLeavesSomebodyToStepTheLoop) {
       return std::unique_ptr<Transport>(new SlowHandOver::Wire(std::move(below), steps));
     };
     hooks.seat_visitor = std::make_shared<SlowHandOver::Visitor>(steps);
-    // The second batch is looked at more often than there are turns until the driver leaves.
+    // The second batch needs more polls than there are turns until the driver leaves.
     World world(1, {.op_polls = 70, .only_polls_at_sequence = 1}, no_limits(), hooks);
     world.each([&](Runtime& runtime, int) {
       Tensor behind = tensor({1}, CollectiveKind::Broadcast);  // so it is a batch of its own

@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kRows = 4;
 
-// What is wrong with an alltoall of kRows rows that rank 0 of three divides so.
+// What is wrong with an alltoall of kRows rows that rank 0 of three divides by `splits`.
 std::string fault_of(std::vector<int64_t> splits) {
   EntrySpec spec;
   spec.kind = CollectiveKind::Alltoall;
@@ -122,7 +122,7 @@ TEST(SubmissionCheck, OnDevicesTheRuntimeNarrows) {
               HasSubstr("which on devices the runtime does"));
 }
 
-// In a set some of whose ranks have a GPU, which is this one's number 3.
+// In a set in which some ranks have a GPU; this rank's is number 3.
 TEST(SubmissionCheck, CopiesToTheHostAreForMixedSets) {
   const auto fault = [](bool mixed, bool copied, EntrySpec spec, bool narrowed = false) {
     RankDevices devices = host_alone();
@@ -158,7 +158,8 @@ TEST(SubmissionCheck, CopiesToTheHostAreForMixedSets) {
   EXPECT_THAT(fault(/*mixed=*/true, /*copied=*/false, host), HasSubstr("can't be captured"));
 }
 
-// Their ops are not known before the loop makes the set, where it is too late to refuse a call.
+// The ops of a pair set are not known before the loop makes the set, and then it is too late to
+// refuse a call.
 TEST(SubmissionCheck, AGraphHoldsNoMessages) {
   const auto fault = [](bool captured) {
     EntrySpec spec;
@@ -193,7 +194,7 @@ TEST(SubmissionCheck, PiecesAreForAllreduceAndNotBelowZero) {
   EXPECT_THAT(fault(CollectiveKind::Broadcast, 64), HasSubstr("not for broadcast"));
 }
 
-// Nobody could say how many bytes the others have to expect, even where one extent is 0.
+// No rank could compute how many bytes to expect from it, even though one extent is 0.
 TEST(SubmissionCheck, AShapeWithTooManyBytesIsRefused) {
   constexpr int64_t many = int64_t{1} << 31;
   EntrySpec spec;

@@ -1,4 +1,4 @@
-// Who owns what a submission holds, and on which thread it is given back.
+// Who owns the objects that a submission holds, and on which thread they are released.
 #include <barrier>
 #include <chrono>
 #include <functional>
@@ -21,7 +21,7 @@ namespace {
 using namespace test_world;
 using testing::HasSubstr;
 
-// Threads, by what they did.
+// Which threads release tensors, and which threads belong to the program.
 struct Threads {
   std::mutex mutex;
   std::set<std::thread::id> releasing;
@@ -34,7 +34,7 @@ struct Threads {
   }
 };
 
-// Tells where it dies.
+// A tensor that notes which thread destroys it.
 std::shared_ptr<Tensor> watched(Threads& threads, Tensor tensor) {
   {
     const std::lock_guard lock(threads.mutex);
@@ -48,7 +48,7 @@ std::shared_ptr<Tensor> watched(Threads& threads, Tensor tensor) {
           }};
 }
 
-// An allgather whose memory and callback are watched, and owned by the submission alone.
+// An allgather whose memory and callback are watched, and that only the submission owns.
 Submission watched_gather(Threads& threads, const std::string& name) {
   const auto rows = watched(threads, tensor({1}, CollectiveKind::Allgather));
   const auto out = watched(threads, tensor({}));
@@ -63,8 +63,8 @@ Submission watched_gather(Threads& threads, const std::string& name) {
   return mine;
 }
 
-// Where work is enqueued on a device, the loop sees a moment later that it has been done; elsewhere
-// nothing is to be waited for.
+// Where work is enqueued on a device, waits until `released` is true: the loop sees only a moment
+// later that the work has been done. Elsewhere there is nothing to wait for.
 void release_until(Runtime& runtime, const std::function<bool()>& released) {
   if (test::memory_of_worlds() != test::FakeMemory::Enqueued) return;
   const auto limit = std::chrono::steady_clock::now() + kLongEnough;
@@ -110,7 +110,8 @@ TEST(SubmissionMemory, IsReleasedByThreadsOfTheProgram) {
   EXPECT_EQ(threads.alive, 0);
 }
 
-// What a submission holds dies while nobody holds the loop, so its destructor may use the runtime.
+// What a submission holds is destroyed while no thread holds the loop, so its destructor may use
+// the runtime.
 TEST(SubmissionMemory, MayUseTheRuntimeWhenItDies) {
   Threads threads;
   World world(1);
@@ -159,7 +160,7 @@ TEST(SubmissionMemory, OfWhatNeverStartedIsReleasedWhenTheJobFails) {
   {
     World world(2, {.fail_op_at_sequence = 0});
     world.each([&](Runtime& runtime, int rank) {
-      // Only this rank has it, so nobody can have begun to write.
+      // Only this rank has submitted it, so no rank can have begun to write.
       std::shared_ptr<HandleState> waiting;
       if (rank == 0) waiting = runtime.submit(watched_gather(threads, "alone"));
       const auto x = std::make_shared<Tensor>(tensor({1}));

@@ -1,5 +1,5 @@
-// Which of several errors the ranks hear: what one of them has told counts more than what follows
-// from it elsewhere.
+// Which of several errors the ranks get: the cause that one rank has sent counts more than its
+// consequences on other ranks.
 #include <algorithm>
 #include <atomic>
 #include <barrier>
@@ -29,7 +29,7 @@ using namespace std::chrono_literals;
 using namespace test_world;
 using testing::HasSubstr;
 
-// Each collective is one call of this.
+// An op that runs each collective by one call of `step`.
 class StepByStep final : public CollectiveOp {
  public:
   explicit StepByStep(std::function<void()> step) : step_(std::move(step)) {}
@@ -52,7 +52,7 @@ class StepByStep final : public CollectiveOp {
   const std::function<void()> step_;
 };
 
-// Notes that an Abort has been sent, once the other rank may read it: any rank, or this one.
+// Notes that an Abort has been sent, once the receiver can read it: to any rank, or to `listener`.
 class NotesAborts final : public ForwardingTransport {
  public:
   NotesAborts(std::unique_ptr<Transport> below, std::atomic<bool>& told,
@@ -75,7 +75,8 @@ class NotesAborts final : public ForwardingTransport {
   const std::optional<int> listener_;
 };
 
-// On rank 1 a collective fails because rank 0's has: what rank 0 says of it counts more.
+// On rank 1 a collective fails because it has failed on rank 0: the error that rank 0 sends counts
+// more.
 TEST(ToldCauses, WhatAPeerSaysCountsMoreThanWhatFollowsFromIt) {
   std::atomic<bool> told{false};
   Hooks hooks;
@@ -87,7 +88,7 @@ TEST(ToldCauses, WhatAPeerSaysCountsMoreThanWhatFollowsFromIt) {
     std::vector<std::unique_ptr<CollectiveOp>> ops;
     ops.push_back(std::make_unique<StepByStep>([&, rank] {
       if (rank == 0) throw Error(ErrorCode::OperationFailed, "the first cause");
-      // Rank 0 has sent it, and this rank has not read it yet.
+      // Rank 0 has sent its Abort, and this rank has not read it yet.
       while (!told) std::this_thread::sleep_for(1ms);
       throw Error(ErrorCode::OperationFailed, "what follows from it");
     }));
@@ -99,8 +100,8 @@ TEST(ToldCauses, WhatAPeerSaysCountsMoreThanWhatFollowsFromIt) {
   });
 }
 
-// Rank 1's transport fails while rank 0 is in a collective of a set. Rank 1 tells that in the set
-// of all ranks alone.
+// Rank 1's transport fails while rank 0 is in a collective of a set. Rank 1 sends the cause only in
+// the set of all ranks.
 TEST(ToldCauses, WhatAPeerSaysInAnotherSetCountsMoreThanWhatFollowsFromItInThisOne) {
   std::atomic<bool> under_way{false};
   std::atomic<bool> broken{false};
@@ -141,7 +142,7 @@ TEST(ToldCauses, WhatAPeerSaysInAnotherSetCountsMoreThanWhatFollowsFromItInThisO
   });
 }
 
-// Sees that a peer has died before it reads what that peer said at last.
+// Sees that a peer has died before it reads the peer's last message.
 class DeathBeforeNews final : public ForwardingTransport {
  public:
   struct State {
@@ -165,7 +166,7 @@ class DeathBeforeNews final : public ForwardingTransport {
   State& state_;
 };
 
-// Rank 1 fails, rank 0 tells of it and ends; rank 2 must not blame rank 0.
+// Rank 1 fails, rank 0 sends the cause and ends; rank 2 must not blame rank 0.
 TEST(ToldCauses, ADeadPeersLastMessageCountsMoreThanItsDeath) {
   DeathBeforeNews::State state;
   std::atomic<bool> broken{false};
@@ -195,7 +196,7 @@ TEST(ToldCauses, ADeadPeersLastMessageCountsMoreThanItsDeath) {
   });
 }
 
-// Hears nobody before it has heard rank 1.
+// Receives from no other rank before it has received from rank 1.
 class HearsRank1First final : public ForwardingTransport {
  public:
   using ForwardingTransport::ForwardingTransport;
@@ -218,8 +219,8 @@ class HearsRank1First final : public ForwardingTransport {
   std::deque<Message> later_;
 };
 
-// Rank 2 can't make a set that rank 1 has made. What rank 1 tells of that to the members of the set
-// comes to rank 3 before it makes the set, and before it hears rank 2.
+// Rank 2 can't make a set that rank 1 has made. The Abort that rank 1 sends to the members of the
+// set reaches rank 3 before rank 3 makes the set, and before it hears from rank 2.
 TEST(ToldCauses, AnAbortCountsThoughItsSetIsNotKnownHere) {
   std::atomic<bool> made_on_rank_1{false};
   Hooks hooks;

@@ -57,7 +57,7 @@ TEST(ByteRing, SaysThatTheWriterWaitsOnceAndOnlyIfItDoes) {
 
 TEST(ByteRing, CarriesAStreamBetweenTwoThreads) {
   constexpr size_t kCapacity = 256;
-  // Where all cores are busy, each time that the ring is full or empty takes a millisecond.
+  // Where all cores are busy, it takes a millisecond each time that the ring is full or empty.
   const auto sent = numbers(500'000);
   RingMemory memory(kCapacity);
   std::jthread writer([&] {

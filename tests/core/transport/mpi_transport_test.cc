@@ -25,7 +25,7 @@ bool sends_fail = false;
 
 }  // namespace
 
-// MPI's profiling interface: this one is called in place of the library's.
+// MPI's profiling interface: this function is called in place of the library's.
 extern "C" int MPI_Get_count(const MPI_Status* status, MPI_Datatype type, int* count) {
   const int result = PMPI_Get_count(status, type, count);
   if (told_length) *count = *told_length;
@@ -47,7 +47,8 @@ namespace {
 
 using Body = std::function<void(Transport&)>;
 
-// What a job gets: shared memory between processes of a host, MPI besides if there are several.
+// The transport of a job: shared memory between processes of a host, and MPI too if there are
+// several hosts.
 struct JobWorld {
   static void run(const Body& body) {
     const MpiLibrary library;
@@ -98,7 +99,8 @@ INSTANTIATE_TYPED_TEST_SUITE_P(Job, TransportContract, JobWorld);
 INSTANTIATE_TYPED_TEST_SUITE_P(Mpi, TransportContract, MpiWorld);
 INSTANTIATE_TYPED_TEST_SUITE_P(Routed, TransportContract, RoutedWorld);
 
-// What was never read is lost with its transport: the next one receives its own messages only.
+// Messages that are never read are lost with their transport: the next one receives its own
+// messages only.
 TEST(MpiTransport, EndsWithUnreadAndUnsentMessages) {
   const MpiLibrary library;
   const MpiBootstrap bootstrap(library);
@@ -127,8 +129,8 @@ TEST(MpiTransport, EndsWithUnreadAndUnsentMessages) {
   }
 }
 
-// MPI gives the number of a communicator that was freed to the next one. What was sent on it is
-// then taken for a message of that one.
+// MPI reuses the number of a communicator that was freed for the next one. A message that was sent
+// on the old one would then be received on the new one.
 TEST(MpiTransport, WhatAFailedJobLeavesReachesNoLaterOne) {
   const MpiLibrary library;
   const MpiBootstrap bootstrap(library);
@@ -137,7 +139,7 @@ TEST(MpiTransport, WhatAFailedJobLeavesReachesNoLaterOne) {
   transport->abandon();
   if (test_rank() != 0) transport.reset();
   MPI_Barrier(bootstrap.communicator());
-  if (test_rank() == 0) {  // does not know yet, and sends what nobody receives
+  if (test_rank() == 0) {  // does not know yet, and sends a message that no rank receives
     transport->send(last, Bytes(9, std::byte{1}));
     while (!transport->flushed()) continue;
     transport.reset();

@@ -40,7 +40,8 @@ using Worlds = testing::Types<ThreadWorld<1, 0>, ThreadWorld<2, 0>, ThreadWorld<
                               ThreadWorld<4, 0>, ThreadWorld<2, 1>, ThreadWorld<5, 1>>;
 INSTANTIATE_TYPED_TEST_SUITE_P(SharedMemory, TransportContract, Worlds);
 
-// The area grows with the square of the ranks, so the rings get shorter on hosts with very many.
+// The area grows with the square of the number of ranks, so the rings are shorter on hosts with
+// very many.
 TEST(SharedMemoryTransport, NeedsAModestArea) {
   EXPECT_GE(SharedMemoryTransport::area_bytes(1), size_t{1});
   for (const int size : {2, 3, 8, 64, 128, 200, 256}) {
@@ -88,7 +89,7 @@ TEST(SharedMemoryTransport, LengthsBeyondTheLimitAreErrorsOnBothSides) {
     SharedMemoryTransport transport(*group, group->area(), one_host_topology(rank, kSize), {});
     if (rank == 0) {
       EXPECT_THROW(transport.send(1, Bytes(Transport::kMessageBytesMax + 1)), Error);
-      // A length as a stray write would leave it, in the ring from rank 0 to rank 1.
+      // Writes a length, as a stray write could, in the ring from rank 0 to rank 1.
       const size_t ring_bytes = area_bytes / (kSize * kSize);
       ByteRing ring(group->area() + ring_bytes, ring_bytes - ByteRing::bytes_needed(0));
       const uint64_t length = uint64_t{1} << 60;

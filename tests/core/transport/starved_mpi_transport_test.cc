@@ -1,5 +1,5 @@
 // Messages by MPI where an allocation fails: none is lost, and MPI reads no memory that has been
-// freed. A program of its own, since it has an operator new of its own.
+// freed. A separate program, since it has an operator new of its own.
 #include <cstddef>
 #include <memory>
 #include <new>
@@ -19,7 +19,8 @@ constexpr int kFailuresMax = 12;   // more allocations than one call makes
 constexpr size_t kLong = 5 << 20;  // MPI reads these bytes after the call
 constexpr size_t kShort = 100;
 
-// Calls it again where an allocation has failed; the one after `allocations` others fails.
+// Makes the allocation after `allocations` others fail. Calls `call` again if that has made it
+// fail.
 template <class Call>
 auto starved(int allocations, const Call& call) {
   test::fail_allocations(allocations, 1);

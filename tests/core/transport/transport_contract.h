@@ -29,7 +29,7 @@ inline uint64_t mix(uint64_t value) {
   return value ^ (value >> 31);
 }
 
-// Bytes that tell where they belong: of message `index` from one rank to another.
+// Bytes that identify message `index` from one rank to another.
 inline Bytes pattern(int from, int to, uint64_t index, size_t length) {
   const uint64_t seed = mix(mix(static_cast<uint64_t>(from) << 32 | static_cast<uint64_t>(to)) +
                             mix(index) * 3 + length);
@@ -41,7 +41,7 @@ inline Bytes pattern(int from, int to, uint64_t index, size_t length) {
   return bytes;
 }
 
-// Waits as the runtime does, and notices wake-ups that never come.
+// Waits as the runtime does, and fails the test if a wake-up is lost.
 inline void wait_for_news(Transport& transport) {
   if (transport.must_poll())
     return transport.wait(std::chrono::microseconds(20), transport.wait_policy());
@@ -54,8 +54,7 @@ inline void flush(Transport& transport) {
   while (!transport.flushed()) wait_for_news(transport);
 }
 
-// One rank's side of a test. A faster rank may be a step ahead: what it has sent too early waits
-// here.
+// One rank's side of a test. Messages that a faster rank has sent too early are kept here.
 class Talk {
  public:
   explicit Talk(Transport& transport) : transport_(transport) {}
@@ -66,7 +65,7 @@ class Talk {
     transport_.send(to, pattern(me(), to, index, length));
   }
 
-  // To everybody, as one payload.
+  // Sends one payload to all other ranks.
   void send_to_all(uint64_t index, size_t length) {
     const SharedBytes same = pattern(me(), kAll, index, length);
     for (int to = 0; to < size(); ++to) {
@@ -74,7 +73,7 @@ class Talk {
     }
   }
 
-  // The next message from this rank must be this one.
+  // Expects that the next message from this rank is this one.
   void expect(int from, uint64_t index, size_t length) { expect(from, me(), index, length); }
   void expect_to_all(uint64_t index, size_t length) {
     for (int from = 0; from < size(); ++from) {
@@ -82,7 +81,7 @@ class Talk {
     }
   }
 
-  // Everybody sends count(from, to) messages of length(index) to everybody.
+  // Each rank sends count(from, to) messages, the i-th of length(i), to each other rank.
   void all_to_all(const std::function<uint64_t(int, int)>& count,
                   const std::function<size_t(uint64_t)>& length) {
     uint64_t rounds = 0;
@@ -100,7 +99,8 @@ class Talk {
     }
   }
 
-  // When all ranks have come here nothing is in flight and nothing more than expected has come.
+  // Expects, when all ranks have come here, that nothing is in flight and that no unexpected
+  // message has come.
   void finish() {
     constexpr uint64_t kLast = 999'999;
     all_to_all([](int, int) { return 1; }, [](uint64_t) { return size_t{24}; });
@@ -131,7 +131,7 @@ class Talk {
     const Bytes bytes = std::move(early_[from].front());
     early_[from].pop_front();
     const Bytes expected = pattern(from, to, index, length);
-    // All at once, because a sanitizer looks at each byte that is read by itself.
+    // Compared by one call, because a sanitizer checks each byte that a loop reads.
     EXPECT_TRUE(bytes.size() == length &&
                 (length == 0 || std::memcmp(bytes.data(), expected.data(), length) == 0))
         << "message " << index << " of " << length << " bytes from " << from << " to " << me()
@@ -179,7 +179,7 @@ TYPED_TEST_P(TransportContract, CarriesEveryLength) {
 TYPED_TEST_P(TransportContract, CarriesLargeMessagesBothWaysAtOnce) {
   TypeParam::run([](Transport& transport) {
     Talk talk(transport);
-    talk.all_to_all([](int from, int to) { return (from ^ 1) == to ? 2 : 0; },  // in couples
+    talk.all_to_all([](int from, int to) { return (from ^ 1) == to ? 2 : 0; },  // in pairs
                     [](uint64_t index) { return index == 0 ? size_t{4'000'000} : size_t{5}; });
     talk.finish();
   });
@@ -228,7 +228,7 @@ TYPED_TEST_P(TransportContract, SurvivesRandomTraffic) {
   });
 }
 
-// Every round waits for everybody, so each message is a wake-up of its own.
+// Every round waits for all ranks, so each message is a wake-up of its own.
 TYPED_TEST_P(TransportContract, AnswersRoundAfterRound) {
   TypeParam::run([](Transport& transport) {
     Talk talk(transport);
@@ -258,7 +258,7 @@ TYPED_TEST_P(TransportContract, RingBeforeWaitIsKept) {
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < 3; ++i) {
       transport.ring();
-      transport.ring();  // two rings are one
+      transport.ring();  // two rings before a wait count as one
       transport.wait(kLongEnough, transport.wait_policy());
     }
     EXPECT_LT(std::chrono::steady_clock::now() - start, kLongEnough);

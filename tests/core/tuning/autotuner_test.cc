@@ -18,15 +18,15 @@ struct TunedRun {
   std::vector<Autotuner::Sample> samples;
 };
 
-// Runs steps of these times until the tuner has finished. All ranks hear of a change one step after
-// it is wanted.
+// Runs steps that take seconds(choice), until the tuner has finished. A change takes effect one
+// step after it is wanted.
 TunedRun run(Autotuner& tuner, const std::function<double(size_t choice)>& seconds) {
   TunedRun result;
   while (!tuner.finished() && result.steps < 20'000) {
     ++result.steps;
     if (const auto sample = tuner.step(seconds(result.choice))) result.samples.push_back(*sample);
     if (!tuner.awaits_change()) continue;
-    (void)tuner.step(1e3);  // one that nobody counts
+    (void)tuner.step(1e3);  // a step that does not count
     tuner.changed();
     result.choice = tuner.wanted();
   }
@@ -51,7 +51,7 @@ TEST(Autotuner, FindsAFasterChoiceThroughNoise) {
   EXPECT_GE(found, 19);
 }
 
-// Where nothing is better, noise alone must not lead anywhere: the limit is 1 in 100.
+// Where no choice is faster, noise alone must not change the choice: the limit is 1 in 100 runs.
 TEST(Autotuner, EndsAtTheStartWhereNothingIsFaster) {
   int left = 0;
   for (unsigned seed = 1; seed <= 60; ++seed) {
@@ -73,7 +73,7 @@ TEST(Autotuner, StaysWhereItIsTheBestPlace) {
   }
 }
 
-// The machine becomes slower all the time. The pairs of the comparison see through that.
+// The machine becomes slower all the time. The comparison measures in pairs, and so is not misled.
 TEST(Autotuner, ADriftIsNoReasonToStayNorToLeave) {
   for (const bool valley : {true, false}) {
     const std::vector<TuningPoint> choices = grid({0.1, 0.9});

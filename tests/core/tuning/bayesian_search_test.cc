@@ -33,8 +33,8 @@ TEST(BayesianSearch, OneChoiceIsNoSearch) {
   EXPECT_EQ(search.best(), 0U);
 }
 
-// 290 choices, 20 looks, noise as on a busy machine: what it ends with costs at most 3 % more than
-// the best there is, where the start costs 35 % more.
+// 290 choices, 20 measurements, noise as on a busy machine: the result costs at most 3 % more than
+// the best choice, whereas the start costs 35 % more.
 TEST(BayesianSearch, FindsTheValleyThroughNoise) {
   for (unsigned seed = 1; seed <= 20; ++seed) {
     const std::vector<TuningPoint> choices = grid({0.2, 0.2});
@@ -49,7 +49,7 @@ TEST(BayesianSearch, FindsTheValleyThroughNoise) {
   }
 }
 
-// Without noise it also knows that it is there: little gain is left.
+// Without noise the search also knows that it has found the valley: little gain is left.
 TEST(BayesianSearch, ExpectsLittleOnceItHasFoundTheValley) {
   const std::vector<TuningPoint> choices = grid({0.2, 0.2});
   BayesianSearch search(choices);
@@ -61,7 +61,7 @@ TEST(BayesianSearch, ExpectsLittleOnceItHasFoundTheValley) {
   EXPECT_LT(valley_s(choices[search.best()]), 1.01 * 0.010);
 }
 
-// With all the noise of a machine that becomes slower meanwhile.
+// With all the noise of a machine that becomes slower during the search.
 TEST(BayesianSearch, NoiseIsNoReasonToStayAtOnePlace) {
   for (unsigned seed = 1; seed <= 20; ++seed) {
     const std::vector<TuningPoint> choices = grid({0.2, 0.2});

@@ -56,7 +56,7 @@ TEST(GaussianProcess, RepetitionReducesNoise) {
   const GaussianKernel kernel{0.5, 1, 1};
   const std::vector<double> values{2, 4};
   const GaussianProcess process({{0.5}, {0.5}}, values, 0, kernel);
-  // As one measurement of 3 with half the variance of noise.
+  // The same as one measurement of 3 with half the variance of noise.
   EXPECT_NEAR(process.at({0.5}).mean, 3 / 1.5, 1e-12);
   EXPECT_NEAR(process.at({0.5}).deviation, std::sqrt(1 - 1 / 1.5), 1e-12);
 }

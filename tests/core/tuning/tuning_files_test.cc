@@ -20,7 +20,7 @@ using test::error_of;
 using testing::AllOf;
 using testing::HasSubstr;
 
-// A file of this test alone, which is removed at its end.
+// A file that only this test uses, and that is removed at its end.
 class TuningFiles : public testing::Test {
  protected:
   TuningFiles()

@@ -1,4 +1,5 @@
-// A cost of steps that depends on two settings as real ones do: a smooth valley, and noise.
+// The time of a training step as a function of two settings, shaped as real ones are: a smooth
+// valley, with noise.
 #pragma once
 
 #include <cmath>
@@ -9,7 +10,7 @@
 
 namespace horon::testing_support {
 
-// A grid of the unit square, with `start` in front.
+// A grid of the unit square, with `start` as its first point.
 inline std::vector<core::TuningPoint> grid(const core::TuningPoint& start, int side = 17) {
   std::vector<core::TuningPoint> points{start};
   for (int i = 0; i < side; ++i) {
@@ -20,7 +21,7 @@ inline std::vector<core::TuningPoint> grid(const core::TuningPoint& start, int s
   return points;
 }
 
-// Least at (0.7, 0.3), where it is 10 ms; 20 ms at the far corner.
+// Minimal at (0.7, 0.3), where it is 10 ms; 20 ms at the far corner.
 inline double valley_s(const core::TuningPoint& point) {
   const double x = point[0] - 0.7, y = point[1] - 0.3;
   return 0.010 * (1 + (x * x + 0.5 * y * y) / 0.735);

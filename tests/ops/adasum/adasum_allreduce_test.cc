@@ -66,7 +66,7 @@ struct Case {
 
 using Input = std::function<Vector(int rank)>;
 
-// What each rank has in the end, of several at a time: batch k gets the input times 2^k.
+// The result on each rank, of several batches in flight: the input of batch k is multiplied by 2^k.
 std::vector<std::vector<Vector>> run(const Case& tested, int ranks, int batches,
                                      const Input& input) {
   MessageHub hub;
@@ -179,7 +179,7 @@ TEST(Adasum, ScalesBeforeAndAfter) {
   check({.tensors = {100, 20}, .prescale = 4}, 3, 1);
 }
 
-// More than a step takes, and more batches than may be under way.
+// Tensors that take more than one step, and more batches than may be in flight.
 TEST(Adasum, LongOnesGoOnStepByStep) {
   check({.tensors = {300'000, 5, 150'000}, .in_place = false}, 3, 2);
   check({.tensors = {40}}, 4, 12);
@@ -206,7 +206,7 @@ TEST(Adasum, TheMeanOfParallelVectors) {
   EXPECT_EQ(results[0][0], Vector({1.5, 3}));
 }
 
-// As those of a rank that has joined.
+// Such zeros come from a rank that has joined.
 TEST(Adasum, ZerosAreNeutral) {
   const auto results = run({.tensors = {2, 2}}, 3, 1, [](int rank) {
     return rank == 1 ? Vector{1, 2, 3, 4} : Vector(4);

@@ -90,10 +90,10 @@ TEST(Algorithm, OfAnAllreduceBetweenHosts) {
       {4, 10 * kKiB, 16, 1024, Algorithm::OneRound},
       {4, 11 * kKiB, 16, 1024, Algorithm::TwoRounds},
       {4, 4 * kMiB, 16, 1024, Algorithm::TwoRounds},
-      // A long way: it pays to send more at once.
+      // High latency: it pays to send more at once.
       {4, 100 * kKiB, 500, 1024, Algorithm::OneRound},
       {4, 4 * kMiB, 500, 1024, Algorithm::TwoRounds},
-      // A thin cable.
+      // Low bandwidth.
       {4, 4 * kKiB, 16, 100, Algorithm::TwoRounds},
       {4, 1 * kKiB, 16, 100, Algorithm::OneRound},
   };
@@ -114,7 +114,7 @@ TEST(Algorithm, ShorterResultsFavourTwoRounds) {
   EXPECT_EQ(choose_algorithm(situation, kDefaults), Choice{Algorithm::TwoRounds});
 }
 
-// A chain where the wires are what takes time; short ways where the hops are.
+// A chain if the transfer takes most of the time; few hops if the hops do.
 TEST(Algorithm, OfABroadcastBetweenHosts) {
   const auto fan_out = [](int hosts, int64_t bytes, const MachineConstants& constants = {}) {
     const Choice choice = choose_algorithm(broadcast_between(hosts, bytes), constants);

@@ -71,7 +71,7 @@ TEST_F(ConstantsFileTest, AForeignFileStaysAsItIs) {
   }
 }
 
-// Nobody is at its other end.
+// No process is at the other end of the pipe.
 TEST_F(ConstantsFileTest, APipeIsNotReadAndNotWritten) {
   fs::create_directories(file_folder_);
   ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);

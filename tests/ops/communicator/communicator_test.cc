@@ -48,7 +48,7 @@ class Communicators : public testing::Test {
   core::MpiLibrary library_;
   core::MpiBootstrap bootstrap_{library_, nullptr, core::Config::from_environment().host_id};
   CommunicatorMaker maker_{library_, bootstrap_, {.area_bytes = [](const core::Topology& topology) {
-                             // The places of expect_complete().
+                             // The bytes that expect_complete() uses.
                              const size_t own =
                                  sizeof(int) * static_cast<size_t>(topology.local_size);
                              return std::max(own, builtin_area_bytes(topology, core::Config()));
@@ -95,7 +95,7 @@ TEST_F(Communicators, OfASetAreSplitInTheSameWay) {
   if (member) expect_complete(*part);
 }
 
-// To free a communicator is collective, and a rank that gives up in the middle is alone with it.
+// To free a communicator is collective, and a rank that gives up in the middle would do it alone.
 TEST_F(Communicators, WhatNobodyTookIsNotFreed) {
   static int freed;
   freed = 0;

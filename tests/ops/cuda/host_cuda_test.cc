@@ -1,4 +1,4 @@
-// What of the memory of a device only a device of threads can show.
+// Properties of device memory that only a device of threads can show.
 #include "horon/tests/support/host_gpu/host_cuda.h"
 
 #include <atomic>

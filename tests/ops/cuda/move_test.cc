@@ -34,7 +34,7 @@ class Moves : public testing::Test {
     if (gpu == nullptr) GTEST_SKIP() << "no GPU: " << why_none;
   }
 
-  // Until it has happened.
+  // Runs the launch and waits until it is done.
   static void run(const MoveLaunch& launch) {
     CudaQueue queue(gpu->cuda());
     queue.launch(launch);
@@ -49,7 +49,7 @@ class Moves : public testing::Test {
   static inline std::string why_none;
 };
 
-// An array that host and device reach.
+// An array that the host and the device can access.
 template <class T>
 class Array {
  public:

@@ -1,4 +1,4 @@
-// Collectives of the host on tensors of a device, and the memory by way of which they go.
+// Collectives of the host on tensors of a device, and the pinned memory that these go through.
 #include "horon/ops/cuda/staged_op.h"
 
 #include <atomic>
@@ -39,7 +39,7 @@ TEST(StagedOp, PiecesAreItsChunksWhereItCuts) {
   EXPECT_EQ(in_chunks.piece_sizes(like), core::chunk_sizes(like));
 }
 
-// To pin it waits for all work of the device, also for what waits for peers.
+// To pin memory waits for all work of the device, also for work that waits for peers.
 TEST(PinnedMemory, IsMadeWhileTheDeviceIsBusy) {
   constexpr size_t kBytes = 1000;
   const auto cuda = std::make_shared<test::HostCuda>();
@@ -61,7 +61,8 @@ TEST(PinnedMemory, IsMadeWhileTheDeviceIsBusy) {
   EXPECT_FALSE(memory.has_at_hand(kBytes)) << "the next one is another one";
 }
 
-// A buffer of the pool may come back before, and the next batch may want another length.
+// A buffer of the pool may come back before that memory is taken, and the next batch may want
+// another length.
 TEST(PinnedMemory, WhatNobodyTookServesTheNextOrMakesRoom) {
   const auto cuda = std::make_shared<test::HostCuda>();
   PinnedMemory memory(
@@ -78,7 +79,7 @@ TEST(PinnedMemory, WhatNobodyTookServesTheNextOrMakesRoom) {
   EXPECT_NE(memory.allocate(2000), nullptr);
 }
 
-// Work on the way there waits for some on the way back, which comes later.
+// Work on the way to the host waits for later work on the way back.
 TEST(PinnedMemory, TheTwoWaysDoNotWaitForEachOther) {
   const auto cuda = std::make_shared<test::HostCuda>();
   PinnedMemory memory(

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Real jobs of which one rank goes wrong: all others must get the one error that names it, soon.
+"""Real jobs in which one rank goes wrong: all others must soon get the one error that names it.
 
 usage: fault_matrix.py LINK MPIRUN PROGRAM [SITUATION...]
 
@@ -31,7 +31,7 @@ CASES_AT_A_TIME = 3
 LIMIT_S = 120  # only what hangs takes so long, on any machine
 STATUS_OF_LEAKS = 77
 STATUS_OF_SKIP = 78
-JOBS = set()  # the numbers that Open MPI has given those that have ended
+JOBS = set()  # Open MPI's numbers of the jobs that have ended
 # Collectives that differ from "allreduce" and "alltoall" in who copies what. They are not in the
 # matrix of all faults.
 OTHER_KINDS = ("broadcast", "allgather", "reducescatter", "gather", "scatter")
@@ -101,8 +101,8 @@ def read(path):
 
 
 def wait_for_end(job, folder, fault, guilty):
-    """Until the job has ended, or for LIMIT_S. A rank that was stopped goes on when the others are
-    through; one that sleeps is ended."""
+    """Waits until the job has ended, or for LIMIT_S. When the other ranks are through, a rank that
+    was stopped goes on, and one that sleeps is killed."""
     survivors = [rank for rank in range(RANKS) if rank != guilty]
     deadline = time.monotonic() + LIMIT_S
     woken = False
@@ -162,7 +162,7 @@ def run_case(link, mpirun, program, case):
         variables["HORON_SHARED_MEMORY"] = "0"
     if fault == "stall":
         variables["HORON_STALL_ABORT_S"] = "10"  # so that no other rank is still missing
-    # Else a rank that copies from the memory of a dead one ends with it.
+    # Otherwise a rank that copies from the memory of a dead rank dies with it.
     variables["OMPI_MCA_btl_vader_single_copy_mechanism"] = "none"
     began = time.monotonic()
     with open(folder / "output", "wb") as output:
@@ -223,7 +223,7 @@ def main():
     before = set(os.listdir("/dev/shm"))
     with concurrent.futures.ThreadPoolExecutor(CASES_AT_A_TIME) as pool:
         well = list(pool.map(lambda case: run_case(link, mpirun, program, case), cases))
-    if link == "containers":  # what ranks leave that were killed last, the next job removes
+    if link == "containers":  # the next job removes what ranks that were killed last leave
         well.append(run_case(link, mpirun, program, (situations[0], "exit", 0)))
     left = left_in_shared_memory(before)
     if left:

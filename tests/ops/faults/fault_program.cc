@@ -47,7 +47,7 @@ std::shared_ptr<horon::core::HandleState> start_allreduce() {
 
 void allreduce() { (void)start_allreduce()->get(); }
 
-// Nobody has anything to do when it happens; then the others go on.
+// No rank has anything to do when the fault happens; then the others go on.
 void at_rest() {
   std::this_thread::sleep_for(300ms);
   if (job->is_guilty()) job->do_fault();
@@ -77,8 +77,8 @@ class AfterTheFault final : public horon::core::Event {
   }
 };
 
-// Each step gives memory that the other ranks have never mapped. At the fault the guilty rank has
-// published where its memory lies; the others come to map it when the rank is gone.
+// Each step uses memory that the other ranks have never mapped. At the fault the guilty rank has
+// published the address of its memory; the others want to map it when the rank is gone.
 void in_allreduce_of_fresh_memory() {
   std::vector<std::shared_ptr<std::byte>> all_memory;  // kept, so that none is given out again
   for (int step = 0; step <= kStepOfFault; ++step) {
@@ -98,15 +98,15 @@ void in_allreduce_of_fresh_memory() {
 
 enum class Memory : uint8_t { Private, Mixed };
 
-// Mixed: the others can map that of ranks 0 and 2.
+// Mixed: the other ranks can map only the memory of ranks 0 and 2.
 std::shared_ptr<std::byte> memory_of_rank(int64_t count, Memory kind) {
   const auto bytes = static_cast<size_t>(count) * sizeof(float);
   if (kind == Memory::Mixed && horon::rank() != 1) return horon::ops::allocate_host(bytes);
   return {new std::byte[bytes](), std::default_delete<std::byte[]>()};
 }
 
-// 1.5 MiB of a rank. Where there is a root, each rank is it in turn, and rank 0 in the step of the
-// fault: of the guilty ranks one is the root, and the other one is not.
+// Starts a collective of 1.5 MiB per rank. If it has a root, each rank is the root in turn, and
+// rank 0 in the step of the fault: so one of the guilty ranks is the root, and the other is not.
 std::shared_ptr<horon::core::HandleState> start_blocks(horon::CollectiveKind kind, Memory memory,
                                                        int step) {
   using horon::CollectiveKind;
@@ -145,7 +145,7 @@ void in_blocks(horon::CollectiveKind kind, Memory memory) {
   }
 }
 
-// The guilty rank waits for the others, who come when it has gone.
+// The guilty rank waits for the others, which come when it has gone.
 void blocked() {
   if (job->is_guilty()) {
     job->do_fault();

@@ -1,4 +1,4 @@
-# Ranks that die, stop, or leave: each of the others gets the error that names the rank, in seconds.
+# Ranks that die, stop, or leave: each other rank gets the error that names the rank, in seconds.
 add_executable(fault_program ops/faults/fault_program.cc support/fault_job.cc)
 horon_target(fault_program)
 target_link_libraries(fault_program PRIVATE horon::core MPI::MPI_C)
@@ -12,7 +12,7 @@ function(horon_fault_test test link program)
   set_tests_properties(${test} PROPERTIES PROCESSORS 2 LABELS mpirun)
   horon_limit_test(${test} 900)
 endfunction()
-# Two hosts have both, shared memory and MPI: enough for a sanitizer.
+# A job on two hosts uses both shared memory and MPI, which is enough for a sanitizer.
 set(fault_links shm mpi hosts)
 if(HORON_SANITIZE)
   set(fault_links hosts)

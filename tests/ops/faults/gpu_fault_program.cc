@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kSteps = 400;
 constexpr int kStepOfFault = 20;
-constexpr int64_t kGradientCount = 1 << 18;  // more chunks than are under way at once
+constexpr int64_t kGradientCount = 1 << 18;  // more chunks than are in flight at once
 
 std::shared_ptr<horon::core::HandleState> start_allreduce(const horon::ProcessSet& set) {
   static const auto spec = [] {

@@ -1,4 +1,4 @@
-// Chunks of the blocks of all members: each element in one of them, hosts by turns.
+// Chunks of the blocks of all members: each element is in exactly one, and hosts take turns.
 #include "horon/ops/hierarchical/block_chunks.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Messages of different chunks that are under way at the same time must not be taken for each
+// Messages of different chunks that are in flight at the same time must not be taken for each
 // other: between two peers, messages of one tag only meet in the order in which they are posted.
 #include "horon/ops/hierarchical/chunk_exchange.h"
 
@@ -19,7 +19,7 @@ namespace {
 // The first lane of two hosts that have `lanes` of them, in two rounds.
 class OneLane {
  public:
-  static constexpr int kChunks = 32;  // as many as are under way at once
+  static constexpr int kChunks = 32;  // as many as are in flight at once
   static constexpr int64_t kElements = 128;
 
   OneLane(MessageHub& hub, int host, int lanes) : messages_(hub, host) {
@@ -56,7 +56,7 @@ class OneLane {
       exchanges_[static_cast<size_t>(i)].begin(i * layout_.lanes, {&input, 1}, {&output, 1});
     }
   }
-  // The chunks in their order, or the other way round, as slots that were free in that order do.
+  // Advances the chunks in their order or backwards, as when slots become free in that order.
   void advance(bool backwards) {
     messages_.progress();
     for (size_t i = 0; i < kChunks; ++i) {

@@ -1,4 +1,4 @@
-// Who talks to whom between the hosts, in which pieces.
+// Which ranks exchange messages between the hosts, and in which pieces.
 #include "horon/ops/hierarchical/exchange_plan.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ TEST(HostsLayout, LanesAreAsManyAsTheSmallestHostHasRanks) {
   EXPECT_TRUE(layout_of({0, 1, 2}, 1).one_rank_each());
 }
 
-// Every element is in one chunk, in one part of it and in one lane.
+// Expects that every element is in one chunk, in one part of it and in one lane.
 void expect_covered_once(const HostsLayout& layout, const ExchangePlan& plan, int64_t count,
                          int64_t longest_message) {
   int64_t elements = 0;
@@ -135,7 +135,7 @@ TEST(ExchangePlan, TheResultTravelsIn16BitsToo) {
             "2 hosts, 1 lane, one round, 37 chunks of 56 KiB of bfloat16");
 }
 
-// A chunk is added, or written to the ranks of a host, in one go. The loop waits for that.
+// A chunk is added, or written to the ranks of a host, in one go, for which the loop waits.
 TEST(ExchangePlan, ChunksAreShorterWhereManyRanksShareAHost) {
   for (const int hosts : {2, 3, 8, 32}) {
     for (const int ranks : {1, 2, 8, 64}) {
@@ -154,7 +154,7 @@ TEST(ExchangePlan, ChunksAreShorterWhereManyRanksShareAHost) {
   }
 }
 
-// The lanes of a host share its cable, and each of its ranks stages the chunks of all lanes.
+// The lanes of a host share its network link, and each of its ranks stages the chunks of all lanes.
 TEST(ExchangePlan, LanesShareWhatAHostHasUnderWay) {
   for (const int hosts : {2, 3, 8}) {
     const auto under_way = [&](int ranks) {  // bytes, in all lanes

@@ -1,5 +1,5 @@
-// The allreduce over several hosts among threads of one process, which take each other for ranks of
-// those hosts: the same code under ThreadSanitizer.
+// The allreduce over several hosts among threads of one process, which act as ranks of those hosts:
+// the same code under ThreadSanitizer.
 #include <cstring>
 #include <numeric>
 
@@ -22,7 +22,7 @@ size_t with_hosts(const std::vector<int>& hosts, const Body& body) {
   });
 }
 
-// Each thread is a host; who shares one does not matter here.
+// Each thread is a host of its own; shared hosts do not matter here.
 class ExchangeThreads : public testing::TestWithParam<int> {};
 
 TEST_P(ExchangeThreads, AllKinds) {
@@ -94,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(Hosts, HierarchicalThreads,
                          layout_name);
 
 // Rank r's element i is r + i modulo a prime, so that no two pieces are alike. Made and compared a
-// period at a time, because a sanitizer looks at each element that is read by itself.
+// period at a time, because a sanitizer checks each element that a loop reads.
 class PeriodicNumbers {
  public:
   // Element i is `first + factor * (i % kPeriod)`.
@@ -171,7 +171,7 @@ class ChunksOfFirstRank final : public Chunks {
   const bool gives_;
 };
 
-// Each time that a rank publishes, it rings those that wait.
+// A rank rings those that wait each time that it publishes.
 TEST(HierarchicalStaging, ARankThatGivesNothingPublishesAllChunksAtOnce) {
   with_thread_hosts({0, 0, 0, 1}, [](const World& world, const BetweenHosts& parts) {
     if (world.rank == 3) return;  // alone
@@ -192,7 +192,7 @@ TEST(HierarchicalStaging, ARankThatGivesNothingPublishesAllChunksAtOnce) {
   });
 }
 
-// What the cell holds of the use before must not pass for this one's.
+// The content of a cell from its earlier use must not be taken for that of this one.
 TEST(HierarchicalStaging, ACellIsUsedOnWhenItsUsesBeginAgain) {
   constexpr uint64_t use = uint64_t{1} << 32;
   with_thread_hosts({0, 0, 1}, [](const World& world, const BetweenHosts& parts) {

@@ -142,8 +142,8 @@ int64_t most_received(const std::vector<int>& hosts, const std::vector<int64_t>&
   return most;
 }
 
-// What few get is handed on, so that nobody's cable carries it from all others. Where all get
-// about as much, or it is short, it comes at once.
+// Data that only a few ranks get is relayed, so that no link carries it from all other hosts. If
+// all ranks get about as much, or if it is short, it is sent directly.
 TEST(HostsExchange, AReductionToFewIsRelayed) {
   EXPECT_EQ(most_received({0, 1, 2, 3}, {0, 100'000, 0, 0}), 400'000);
   EXPECT_EQ(most_received({0, 1, 2, 3}, {40'000, 0, 0, 60'000}), 400'000);
@@ -164,7 +164,7 @@ bool may_be_cut(const std::vector<int>& hosts, const std::vector<int64_t>& block
   return may.front() != 0;
 }
 
-// In the ring hosts are added in another order, so the parts must go the way of the whole.
+// A ring adds the hosts in another order, so the parts must go the same way as the whole.
 TEST(HostsExchange, WhatMayBeCutGoesTheSameWayInParts) {
   EXPECT_TRUE(may_be_cut({0, 1, 2}, {1 << 20, 1 << 20, 1 << 20}));
   EXPECT_TRUE(may_be_cut({0, 1, 2}, {0, 0, 3 << 20}));
@@ -201,7 +201,7 @@ TEST(HostsExchange, TakesLittleScratchMemoryForALongTensor) {
   }
 }
 
-// Each message costs the same, however short. A broadcast adds nothing that could take long.
+// Each message costs the same, however short. A broadcast has no sums that could take long.
 TEST(HostsExchange, MessagesOfABroadcastAreLongAmongManyHosts) {
   std::vector<int> hosts(64);
   std::iota(hosts.begin(), hosts.end(), 0);
@@ -253,7 +253,7 @@ class FailingMessages final : public Messages {
   int calls_ = 0;
 };
 
-// Two batches are under way, and each of them learns of it.
+// Two batches are in flight, and each of them gets the error.
 TEST(HostsExchange, AnErrorOfOneMessageIsTheErrorOfEveryBatch) {
   MessageHub hub;
   for (const CollectiveKind kind :

@@ -1,5 +1,5 @@
-// For tests of ops between hosts under mpirun. The launcher says which ranks take each other for
-// ranks of one host.
+// For tests of ops between hosts under mpirun. The launcher says which ranks act as ranks of one
+// host.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,8 @@ namespace horon::ops {
 
 class HostsFixture : public testing::Test {
  protected:
-  // Memory that the ranks of a host share, for `areas` ops that need up to `area_bytes` each.
+  // Allocates memory that the ranks of a host share, for `areas` ops that need up to `area_bytes`
+  // each.
   void share_memory(size_t areas, size_t area_bytes) {
     MPI_Comm_dup(MPI_COMM_WORLD, &communicator_);
     area_bytes_ = core::whole_cache_lines(area_bytes);
@@ -31,7 +32,7 @@ class HostsFixture : public testing::Test {
     scratch_ = std::make_shared<core::ScratchPool>(std::move(domains));
     world_.doorbell = &group_->doorbell(topology().local_rank);
   }
-  // For the op that has this area.
+  // The parts of the op that uses this area.
   BetweenHosts between_hosts(size_t area, std::shared_ptr<Messages> messages,
                              WireType wire_type = {}) {
     BetweenHosts parts;
@@ -43,7 +44,7 @@ class HostsFixture : public testing::Test {
     parts.wire_type = wire_type;
     return parts;
   }
-  // Nobody unmaps what another still uses.
+  // No rank unmaps memory that another one still uses.
   void TearDown() override {
     world_.gather(0);
     MPI_Comm_free(&communicator_);

@@ -39,7 +39,7 @@ std::vector<std::byte> bytes_of(const std::vector<float>& numbers) {
   return {begin, begin + numbers.size() * sizeof(float)};
 }
 
-// As text; of two whose bytes differ.
+// Describes the first difference of two vectors whose bytes differ.
 std::string first_difference(const std::vector<float>& got, const std::vector<float>& expected) {
   size_t i = 0;
   while (std::memcmp(&got.at(i), &expected.at(i), sizeof(float)) == 0) ++i;
@@ -105,7 +105,7 @@ class NarrowRun {
     const std::vector<std::byte> as_it_is = bytes_of(got);
     make_nans_alike(got);
     make_nans_alike(expected);
-    // All at once, because a sanitizer looks at each element that is read by itself.
+    // Compared by one call, because a sanitizer checks each element that a loop reads.
     ASSERT_EQ(bytes == 0 ? 0 : std::memcmp(got.data(), expected.data(), bytes), 0)
         << "element " << first_difference(got, expected);
     EXPECT_TRUE((output_ ? output_ : input_)->holds(as_it_is)) << "guards";
@@ -119,7 +119,7 @@ class NarrowRun {
     if (member == 0) return each - shift;
     return member < world_.size - 1 ? each : case_.count - each * (world_.size - 1) + shift;
   }
-  // What the wire makes of a batch of these.
+  // Rounds these values as they are rounded for the wire.
   void round(std::vector<float>& values) const {
     if (job_.wire_type == WireType::int8_blocks()) return round_in_int8_blocks(values);
     round_to_16(job_.wire_type.dtype(), values);
@@ -138,7 +138,7 @@ class NarrowRun {
     std::memcpy(sums.data(), bytes.data(), bytes.size());
     return sums;
   }
-  // Of the whole, as the ops are documented.
+  // The results of the whole batch, calculated as the ops are documented.
   std::vector<float> results() const {
     const int hosts = *std::max_element(job_.hosts.begin(), job_.hosts.end()) + 1;
     std::vector<float> totals;

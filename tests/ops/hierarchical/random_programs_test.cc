@@ -31,8 +31,9 @@ class RandomCall {
   }
   CollectiveKind kind() const { return kind_; }
   int root() const { return root_; }
-  // Elements that go from one rank to another. What reduces or is the same for all: of the block
-  // that `to` gets, or that `from` gives.
+  // The number of elements that go from one rank to another. Reducescatter: those of the block that
+  // `to` gets. Allgather: of the block that `from` gives. Broadcast and allreduce: of the whole
+  // tensor.
   int64_t block(int from, int to) const {
     if (kind_ == CollectiveKind::Gather && to != root_) return 0;
     if (kind_ == CollectiveKind::Scatter && from != root_) return 0;
@@ -98,7 +99,7 @@ class RandomCall {
   int64_t longest_ = 0;
 };
 
-// One rank's part in it, in memory that the others can map, or can't.
+// One rank's part in a collective, in memory that the others can map, or can't.
 class RandomRun {
  public:
   RandomRun(const World& world, uint64_t number) : world_(world), call_(number, world.size) {

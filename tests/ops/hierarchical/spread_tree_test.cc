@@ -1,4 +1,4 @@
-// From which host to which a block goes.
+// Which hosts send a block to which.
 #include "horon/ops/hierarchical/spread_tree.h"
 
 #include <vector>

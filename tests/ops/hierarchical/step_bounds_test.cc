@@ -19,11 +19,11 @@
 namespace horon::ops {
 namespace {
 
-// A batch of bytes that are 1, between memory that the others can map.
+// A batch of bytes of value 1, in memory that the other ranks can map.
 struct Ones {
   Ones(const World& world, CollectiveKind kind, int64_t elements, int root = 0)
       : Ones(world, kind, std::vector<int64_t>(static_cast<size_t>(world.size), elements), root) {}
-  // `blocks`: of each rank. Broadcast and allreduce: the same number for all.
+  // `blocks`: elements of each rank's block. Broadcast and allreduce: the same number for all.
   Ones(const World& world, CollectiveKind kind, const std::vector<int64_t>& blocks, int root) {
     const int64_t all = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
     const int64_t own = blocks.at(static_cast<size_t>(world.rank));
@@ -144,8 +144,8 @@ TEST(StepAmongTwoHosts, SendsAnAllreduceInPiecesThatAreAskedFor) {
   }
 }
 
-// Whatever is sent is over at once, as short messages of MPI are, but what is to be awaited is not:
-// the others receive nothing. What they send has come already, or never comes.
+// Messages to ranks that receive nothing. Sends are over at once, as short messages of MPI are, but
+// sends that are to be awaited are not. What the others send has come already, or never comes.
 class NobodyReceives final : public Messages {
  public:
   struct Sent {
@@ -180,8 +180,8 @@ class NobodyReceives final : public Messages {
   std::map<int, Sent> sent_;
 };
 
-// What one rank of `hosts` hosts, with one rank each, sends before it waits for its receivers.
-// Rank 0 has or gets all, where one rank may.
+// What one rank of `hosts` hosts, with one rank each, sends before it waits for its receivers. If
+// one rank has or gets all the data, rank 0 does.
 std::map<int, NobodyReceives::Sent> sent_ahead(CollectiveKind kind, int hosts, int64_t elements) {
   World world;
   world.size = hosts;
@@ -190,7 +190,7 @@ std::map<int, NobodyReceives::Sent> sent_ahead(CollectiveKind kind, int hosts, i
   std::iota(host_of.begin(), host_of.end(), 0);
   std::vector<std::unique_ptr<core::MemoryDomain>> domains;
   domains.push_back(std::make_unique<HostMemory>(nullptr));
-  // What an allgather passes on has come.
+  // The blocks that an allgather passes on have come.
   const auto messages = std::make_shared<NobodyReceives>(kind == CollectiveKind::Allgather);
   BetweenHosts parts;
   parts.topology = core::make_topology(world.rank, host_of);
@@ -221,7 +221,7 @@ std::map<int, NobodyReceives::Sent> sent_ahead(CollectiveKind kind, int hosts, i
   return messages->sent();
 }
 
-// How a rank waits that has sent all that it can and gets nothing; one rank on each host.
+// How a rank waits once it has sent all that it can, and gets nothing; one rank on each host.
 core::Progress how_it_waits(CollectiveKind kind, int hosts, int rank, int64_t elements) {
   World world;
   world.size = hosts;
@@ -242,7 +242,7 @@ core::Progress how_it_waits(CollectiveKind kind, int hosts, int rank, int64_t el
   return progress;
 }
 
-// It looks more often where other hosts wait for what it sends next.
+// A rank polls more often if other hosts wait for what it sends next.
 TEST(WaitingRank, IsDrivenWhereOthersWaitForIt) {
   using core::Progress;
   EXPECT_EQ(how_it_waits(CollectiveKind::Broadcast, 64, 1, 4000), Progress::Driving);  // passes on
@@ -255,7 +255,7 @@ TEST(WaitingRank, IsDrivenWhereOthersWaitForIt) {
   EXPECT_EQ(how_it_waits(CollectiveKind::Alltoall, 64, 1, 4000), Progress::Polling);
 }
 
-// Their receivers must store what they do not expect.
+// Receivers must store messages that they do not expect yet.
 TEST(Sender, DoesNotRunAheadOfItsReceiversWithoutALimit) {
   for (const int hosts : {2, 5, 16, 64}) {
     for (const CollectiveKind kind : {CollectiveKind::Broadcast, CollectiveKind::Allgather,
@@ -296,7 +296,7 @@ TEST(Sender, DoesNotRunAheadFromOneCollectiveToTheNext) {
   EXPECT_LE(messages->sent().at(1).bytes, Messages::kBytesAhead);
 }
 
-// Nothing that is received is over before `count` messages have come; then all of them are.
+// No receive is over before `count` messages have come; then all of them are.
 class AllAtOnce final : public Messages {
  public:
   AllAtOnce(MessageHub& hub, int rank, size_t count) : messages_(hub, rank), count_(count) {}
@@ -331,7 +331,7 @@ class AllAtOnce final : public Messages {
 
 class StepWithManyMessages : public testing::TestWithParam<CollectiveKind> {};
 
-// Rank 0 drives all chunks of its host. Those of the other host come at once.
+// Rank 0 drives all chunks of its host. Those of the other host come all at once.
 TEST_P(StepWithManyMessages, WritesNoMoreThanItsShareOfTheMemory) {
   const CollectiveKind kind = GetParam();
   constexpr int64_t at_once = 16;

@@ -1,5 +1,5 @@
-// Threads of one process that take each other for ranks of several hosts, and what collectives
-// between hosts are made of there.
+// Threads of one process that act as ranks of several hosts, and the parts of which ops between
+// hosts are made there.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ inline std::shared_ptr<Messages> thread_messages(MessageHub& hub, int rank) {
   return std::make_shared<ThreadMessages>(hub, rank);
 }
 
-// Of an op that has `parts` beside it.
+// The parts of a second op, beside one that has `parts`.
 inline BetweenHosts parts_of_second_op(BetweenHosts parts) {
   parts.area += core::whole_cache_lines(ChunkedRun::area_bytes(parts.topology));
   return parts;
@@ -62,7 +62,7 @@ inline size_t with_thread_hosts(
       return core::allgather_values(job.of(rank), core::Bootstrap::Among::Job, mine);
     };
     body(world, parts);
-    world.gather(0);  // nobody unmaps what another still uses
+    world.gather(0);  // no rank unmaps memory that another one still uses
     scratch_peaks[static_cast<size_t>(rank)] = parts.scratch->usage().bytes_peak;
   });
   EXPECT_TRUE(hub.empty());

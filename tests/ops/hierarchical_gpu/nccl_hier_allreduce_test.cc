@@ -65,10 +65,10 @@ TEST_F(NcclHier, PiecesThatAreAskedFor) {
   batch.count = 1 << 20;
   const HostsLayout layout = make_hosts_layout(topology());
   const int64_t most = layout.lanes * int64_t{4 << 20};
-  // Of more inputs of a host NCCL may add in an order that goes by the length.
+  // With more than two inputs of a host, NCCL may add in an order that depends on the length.
   const int64_t least = layout.most_ranks > 2 ? most : layout.lanes * int64_t{64 << 10};
   EXPECT_EQ(op_->piece_sizes(batch), (core::PieceSizes{least, most, most}));
-  batch.int8_between_hosts = true;  // in one length, so that it is rounded alike
+  batch.int8_between_hosts = true;  // one length only, so that it is always rounded alike
   const core::PieceSizes rounded = op_->piece_sizes(batch);
   EXPECT_EQ(rounded, (core::PieceSizes{rounded.usual, rounded.usual, rounded.usual}));
 }
@@ -80,7 +80,7 @@ TEST_F(NcclHier, SameBitsAndScales) {
 
 TEST_F(NcclHier, ManyInFlight) { check_many_in_flight(world_, *op_, 4); }
 
-// What NCCL alone can't: sums travel in fewer bytes.
+// What NCCL alone can't do: sums travel in fewer bytes.
 TEST_F(NcclHier, SumsTravelIn16BitsOrBlocksOfInt8) {
   const std::vector<int>& hosts = topology().host_of;
   if (topology().one_host()) GTEST_SKIP() << "nothing travels";

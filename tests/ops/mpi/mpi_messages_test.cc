@@ -1,5 +1,5 @@
-// MPI fails while messages of several batches are under way. The test takes the place of a function
-// of MPI (MPI's own profiling interface).
+// MPI fails while messages of several batches are in flight. The test replaces a function of MPI
+// (by MPI's own profiling interface).
 #include "horon/ops/mpi/mpi_messages.h"
 
 #include <array>
@@ -14,7 +14,7 @@ namespace {
 
 // As when MPI finds that a message can't arrive: it frees the request, and says so once.
 bool fails_once = false;
-// By its call, or by the status of the request.
+// Whether the status of the request has the error, or the return value of the call.
 bool says_it_in_status = false;
 // How many requests the last call has looked at.
 int looked_at = 0;

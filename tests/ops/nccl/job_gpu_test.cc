@@ -1,4 +1,4 @@
-// Which ranks may use their GPUs together, and what the others are told.
+// Which ranks may use their GPUs together, and what the other ranks are told.
 #include "horon/ops/nccl/job_gpu.h"
 
 #include <cstdlib>
@@ -57,7 +57,7 @@ TEST(JobGpu, WhyNotNccl) {
   EXPECT_THAT(JobGpu::judge({gpu_at("1"), older}, {0, 0}), HasSubstr("22809, rank 1 has 21903"));
 }
 
-// Among four ranks, of which rank 1 has no GPU, and the buses are those of the others.
+// Runs `check` on each of four ranks. `buses` are those of their GPUs; rank 1 has no GPU.
 void check_sets(const std::vector<std::string>& buses, const std::string& collectives,
                 const std::function<void(JobGpu&)>& check) {
   const core::InProcessJob job(4);
@@ -145,7 +145,7 @@ TEST(JobGpu, IsChosenByLocalRankAndNotOpened) {
   });
 }
 
-// A helper thread opens the device while the loop is stepped, whose thread asks for it next.
+// A helper thread opens the device, and the thread that steps the loop asks for it next.
 TEST(JobGpu, WhoStepsTheLoopStaysOutOfCapturesWhoeverHasOpenedTheDevice) {
   const core::InProcessJob job(1);
   const auto gpu = JobGpu::find(
@@ -158,7 +158,7 @@ TEST(JobGpu, WhoStepsTheLoopStaysOutOfCapturesWhoeverHasOpenedTheDevice) {
   EXPECT_EQ(test::HostCuda::capture_mode(), 0);
 }
 
-// NCCL's own variable would undo that no call of it blocks.
+// With NCCL's own variable its calls could block, which Horon's communicators must not.
 TEST(JobGpu, BlockingCommunicatorsAreRefused) {
   ::setenv("NCCL_COMM_BLOCKING", "1", 1);
   const NcclStatus blocking = gpu_libraries()->nccl();

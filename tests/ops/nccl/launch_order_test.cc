@@ -31,7 +31,7 @@ TEST(LaunchOrder, ASetThatMayStillGetASmallerNumberIsWaitedFor) {
 struct Sets {
   struct Set {
     std::vector<int> members;
-    std::map<int, int64_t> proposals;  // of its collective under way, by rank
+    std::map<int, int64_t> proposals;  // of its collective in flight, by rank
     std::vector<int> settled, entered;
     int left = 8;  // collectives
   };

@@ -83,7 +83,7 @@ class Member {
   std::vector<std::unique_ptr<core::InFlight>> flights_;
 };
 
-// Until NCCL tells of the dead peer, or `limit` is over: then silence is what it tells.
+// Waits until NCCL reports the dead peer, at most for `limit`. Returns the error, or "nothing".
 std::string learn_of_death(NcclCommunicator& communicator, seconds limit) {
   const auto begin = Clock::now();
   try {
@@ -112,7 +112,7 @@ bool survive(const core::ProcessJob& job, const core::ProcessJob& survivors, int
   member.enqueue();
   const auto event = member.queue().record();
   auto begin = Clock::now();
-  // The NCCL of threads never tells.
+  // HostNccl never reports it.
   const std::string told =
       learn_of_death(member.communicator(), seconds(nccl->version() == 0 ? 0 : 10));
   std::printf("rank %d: after %.3f s NCCL says: %s\n", rank, seconds_since(begin), told.c_str());

@@ -56,7 +56,7 @@ struct Rank {
   const std::unique_ptr<core::CollectiveOp> allreduce;
 };
 
-// Its collectives say this in their first steps, and are done after them.
+// Its collectives return `progress` in their first `steps` steps, and are done after them.
 class Stepped final : public core::CollectiveOp {
  public:
   Stepped(Progress progress, int steps) : progress_(progress), steps_(steps) {}
@@ -82,8 +82,8 @@ class Stepped final : public core::CollectiveOp {
 
 NcclUniqueId new_id() { return test::HostNccl(std::make_shared<test::HostCuda>()).unique_id(); }
 
-// The program's stream writes a gradient, the set's stream reduces it behind that, the program's
-// stream reads the result behind that; the host waits for none of it.
+// The program's stream writes a gradient, then the set's stream reduces it, then the program's
+// stream reads the result; the host waits for none of it.
 float reduced_by_events(bool loses_waits) {
   const NcclUniqueId id = new_id();
   std::atomic<float> sum{0};
@@ -123,7 +123,7 @@ float reduced_by_events(bool loses_waits) {
 
 TEST(NcclThreads, StreamsAreOrderedByEventsAlone) { EXPECT_EQ(reduced_by_events(false), 2.0F); }
 
-// The test above sees it where a wait is missing.
+// The test above notices a missing wait.
 TEST(NcclThreads, AMissingWaitIsSeen) {
   bool seen = false;
   for (int attempt = 0; attempt < 5 && !seen; ++attempt) seen = reduced_by_events(true) != 2.0F;
@@ -161,7 +161,7 @@ TEST(NcclThreads, AnAbortReleasesWhoWaitsForAPeerThatNeverComes) {
     Rank rank(index, 2, id);
     std::vector<float> data(10, 1.0F);
     if (index == 1) {
-      // It takes part in making the communicator, and dies.
+      // This rank takes part in making the communicator, and dies.
       while (!rank.communicator->is_ready()) std::this_thread::yield();
       rank.allreduce->abort();
       return;
@@ -253,7 +253,7 @@ TEST(NcclThreads, ATurnIsAskedForOnlyWhileItWaits) {
   EXPECT_TRUE(turn.may_enter());
 }
 
-// What the members agree on by MPI goes on only while all of them step it.
+// The members' agreement by MPI goes on only while all of them step it.
 TEST(NcclThreads, ABatchIsDrivenWhileTheMembersAgree) {
   for (const Progress waits : {Progress::Driving, Progress::Polling}) {
     Stepped allreduce(waits, 3);
@@ -349,7 +349,7 @@ TEST(NcclThreads, InAMaximumANumberWinsOverANan) {
   });
 }
 
-// NCCL's abort of one may wait until the kernels of another have ended, which wait for peers too.
+// NCCL's abort of one communicator may wait for the kernels of another, which wait for peers too.
 TEST(NcclThreads, CommunicatorsAreAbortedAtTheSameTime) {
   std::atomic<int> aborting{0};
   test::HostNccl::Options library;
@@ -372,7 +372,7 @@ TEST(NcclThreads, CommunicatorsAreAbortedAtTheSameTime) {
   EXPECT_EQ(aborting, 3);
 }
 
-// Who is awaited is named.
+// The error names the members.
 TEST(NcclThreads, ACommunicatorThatIsNotMadeInTimeHasFailed) {
   NcclCommunicator::Parts parts;
   const auto cuda = std::make_shared<test::HostCuda>();

@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kBytes = 8 << 20;
 
-// The largest of bytes, by a call that waits.
+// The elementwise maximum of bytes, by a call that blocks.
 class MpiMaximum final : public core::CollectiveOp {
  public:
   std::string_view name() const override { return "maximum"; }
@@ -57,7 +57,7 @@ struct Rank {
     return ranks * static_cast<float>(i % 64) + ranks * (ranks - 1) / 2;
   }
 
-  // One allreduce as a batch makes it that all ranks pack. True: its data lay in the window.
+  // Makes one allreduce, as for a batch that all ranks pack. True: its data was in the window.
   bool reduce(size_t count) {
     const size_t bytes = count * sizeof(float);
     core::SharedScratch* const window = ops.front()->shared_scratch(bytes);

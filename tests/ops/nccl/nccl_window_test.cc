@@ -24,7 +24,7 @@ namespace {
 using core::Progress;
 constexpr size_t kBytes = 4 << 20;
 
-// The largest of bytes, among ranks that are threads.
+// The elementwise maximum of bytes, among ranks that are threads.
 struct Ballots {
   std::mutex mutex;
   std::vector<std::vector<uint8_t>> largest;  // of each round
@@ -92,7 +92,7 @@ struct Rank {
     line = std::make_shared<NcclLine>(std::make_shared<NcclCommunicator>(std::move(parts)));
   }
 
-  // What a batch does that asks for it.
+  // Does what a batch does that asks for the window.
   core::SharedScratch* batch(size_t bytes = kBytes) {
     core::SharedScratch* const scratch = line->shared_scratch(bytes);
     const uint64_t turn = line->take_turn();
@@ -169,7 +169,7 @@ TEST(NcclWindow, ARegistrationThatTakesTooLongHasFailed) {
   });
 }
 
-// An abort would end what is still under way.
+// An abort would end work that is still in flight.
 TEST(NcclWindow, WhereItFailsEarlierWorkEndsFirst) {
   const auto ballots = std::make_shared<Ballots>();
   core::run_ranks(2, [&](int index) {
@@ -264,7 +264,7 @@ TEST(NcclWindow, OneThatIsBeingMadeEndsWithTheCommunicator) {
     }
     rank.line->communicator().abort();
     rank.line.reset();
-    // A thread of its own aborts it, and frees what it has.
+    // A separate thread aborts the communicator, and frees what it has.
     const auto limit = std::chrono::steady_clock::now() + kLongEnough;
     while (rank.nccl->windows().live() > 0 && std::chrono::steady_clock::now() < limit) {
       std::this_thread::yield();

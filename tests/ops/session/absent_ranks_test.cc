@@ -1,4 +1,4 @@
-// Starts of a job to which not all ranks come, and communicators that are none for a job.
+// Starts of a job in which not all ranks take part, and communicators that can't have a job.
 #include <string>
 
 #include <gmock/gmock.h>
@@ -30,8 +30,8 @@ void expect_that_all_start() {
   shutdown();
 }
 
-// On rank 0, of a program that goes on: when the others have given up, as each tells by a message,
-// to the call that they have in MPI still.
+// Called on rank 0 of a program that goes on. When all others have given up, as each says by a
+// message, makes the MPI call that they have left unfinished.
 void come_to_what_others_left_behind() {
   char word = 0;
   for (int other = 1; other < test_size(); ++other) {
@@ -65,7 +65,8 @@ TEST(AbsentRanks, AreWaitedForWithAWarningAndALimit) {
   expect_that_all_start();
 }
 
-// What rank 0 has left behind does not let the others believe that it has come.
+// The call that rank 0 has left unfinished in MPI does not make the others believe that it has
+// come.
 TEST(AbsentRanks, ThatComeWhenOthersHaveGivenUpDoNotWaitInSilence) {
   if (test_size() == 1) GTEST_SKIP() << "nobody is late";
   const auto error_of_waiting = [] {

@@ -1,4 +1,4 @@
-// What names a process set of a session that has ended names none of a later one.
+// A process set of a session that has ended never stands for a set of a later session.
 #include <filesystem>
 #include <functional>
 #include <string>

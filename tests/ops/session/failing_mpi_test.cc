@@ -1,5 +1,5 @@
 // MPI fails on one rank, or does not return, while a session or a process set is made. The test
-// takes the place of MPI's functions (MPI's own profiling interface) and counts what is called.
+// replaces MPI's functions (by MPI's own profiling interface) and counts what is called.
 #include <atomic>
 #include <string>
 #include <thread>
@@ -80,7 +80,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-// Ends calls that are left behind, before MPI ends.
+// Ends calls that are still in MPI, before MPI ends.
 void release_calls() {
   create_group = Behaviour::Works;
   create_group.notify_all();
@@ -89,7 +89,7 @@ void release_calls() {
   }
 }
 
-// All ranks give MPI up or none does; else some would wait for the others where it ends.
+// All ranks give MPI up or none does; otherwise some would wait for the others when MPI ends.
 void expect_that_nothing_is_freed() {
   communicators_freed = 0;
   shutdown();
@@ -182,7 +182,7 @@ TEST(FailingMpi, AllMembersFail) {
   EXPECT_GT(communicators_freed, 0);
 }
 
-// An earlier call may still be inside MPI, where a new one could wait for it for ever.
+// An earlier call may still be inside MPI, and a new one could wait there for it for ever.
 TEST(FailingMpi, MpiIsNotCalledAgainOnceItIsGivenUp) {
   init_session();
   barrier();
@@ -206,7 +206,7 @@ TEST(FailingMpi, MpiIsNotCalledAgainOnceItIsGivenUp) {
   expect_that_a_job_works();
 }
 
-// MPI tells the calls of a number apart by it, and something of the first may be left there.
+// MPI tells calls apart by the set's number, and something of the first call may be left in MPI.
 TEST(FailingMpi, TheNumberOfASetThatFailedIsNotUsedAgain) {
   init_session();
   if (test_rank() != 0) {
@@ -239,7 +239,7 @@ TEST(FailingMpi, MembersAloneThatGiveMpiUpEndTheJob) {
   expect_that_a_job_works();
 }
 
-// As one that waits for a member, which never comes.
+// The thread is in MPI as if it waited for a member that never comes.
 TEST(FailingMpi, ShutdownWhileAThreadIsInMpiEndsTheJob) {
   init_session();
   barrier();
@@ -346,7 +346,7 @@ TEST(FailingMpi, WaitingHasALimit) {
   expect_that_a_job_works();
 }
 
-// A member may be dead, and the others would wait for it there.
+// A member may be dead, and the others would wait for it when they free the set.
 TEST(FailingMpi, ASetThatTheEndOfTheJobInterruptsIsNotFreed) {
   init_session();
   barrier();

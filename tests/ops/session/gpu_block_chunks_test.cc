@@ -1,5 +1,5 @@
 // Allgathers and reducescatters of tensors on GPUs that go through the memory of the host in
-// chunks: the bits are those of the same collective on tensors of the host, which goes in one.
+// chunks: the bits are those of the same collective on tensors of the host, which is not cut.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -90,7 +90,7 @@ class GpuBlockChunks : public GpuSession {
     return device().launches() - before;
   }
 
-  // Rows of one float32, in a chunk of blocks that are alike.
+  // The rows, of one float32 each, in a chunk of equal blocks.
   static int64_t chunk() {
     return core::ChunkPlan::kBytes / size() / static_cast<int64_t>(sizeof(float)) / 64 * 64;
   }
@@ -111,8 +111,8 @@ class GpuBlockChunks : public GpuSession {
     return rows;
   }
 
-  // Of three hosts and more the sums of the last chunks go in a ring, which adds the hosts in
-  // another order, while those of the whole come to each at once.
+  // With three or more hosts, the sums of the last chunks go in a ring, which adds the hosts in
+  // another order, whereas those of the whole are sent directly.
   static std::vector<int64_t> more_on_first(int64_t most) {
     std::vector<int64_t> rows = alike(most / 4 * 3);
     rows.front() = most;
@@ -155,7 +155,7 @@ TEST_F(GpuBlockChunks, EveryTypeAndReduction) {
   }
 }
 
-// Whose order of adding goes by the length, so what it would change goes in one.
+// MPI adds in an order that depends on the length, so a batch whose bits would change is not cut.
 TEST_F(GpuBlockChunks, ByMpi) {
   start({}, {{"HORON_GPU_COLLECTIVES", "host"}, {"HORON_SHARED_MEMORY", "off"}});
   check_all();
@@ -165,7 +165,7 @@ TEST_F(GpuBlockChunks, ByMpi) {
   EXPECT_EQ(kernels_of(sum), by_mpi && size() > 2 ? 2 : 8);
 }
 
-// So does what is rounded between hosts.
+// A batch that is rounded between hosts is not cut either.
 TEST_F(GpuBlockChunks, RoundedForTheWire) {
   start({}, {{"HORON_GPU_COLLECTIVES", "host"}, {"HORON_WIRE_DTYPE", "bfloat16"}});
   check_all();

@@ -31,7 +31,8 @@ TEST_F(GpuCapture, IsRefusedOnceARankHasJoined) {
   EXPECT_THAT(*data, Each(sum_of({})));
 }
 
-// What the others have in their graphs this rank would make at once, and wait for them.
+// The collective is in the graphs of the others. Rank 0, whose capture has ended, would run it at
+// once and wait for them.
 TEST_F(GpuCapture, ACaptureThatEndsTooEarlyIsNamed) {
   start_and_warm_up();
   if (size() == 1) GTEST_SKIP() << "one rank";

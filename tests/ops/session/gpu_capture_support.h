@@ -1,4 +1,4 @@
-// A session on GPUs made of threads whose program captures its stream in graphs.
+// A session on GPUs made of threads; the program captures its stream in graphs.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@ using Graph = std::shared_ptr<test::HostGraph>;
 
 class GpuCapture : public GpuSession {
  protected:
-  // After it NCCL has connected the ranks.
+  // Starts the session. When it returns, NCCL has connected the ranks.
   void start_and_warm_up(test::HostGpuLibraries::Options options = {},
                          const std::map<std::string, std::string>& knobs = {}) {
     start(options, knobs);
@@ -31,7 +31,7 @@ class GpuCapture : public GpuSession {
   }
 
   void begin() {
-    device().set_capturing(true);  // of Horon's threads none may break it
+    device().set_capturing(true);  // none of Horon's threads may break the capture
     device().begin_capture(program_->stream());
   }
   Graph end() {
@@ -48,7 +48,7 @@ class GpuCapture : public GpuSession {
     });
   }
 
-  // As LibTorch's bindings do it.
+  // Submits as the bindings of LibTorch do.
   Handle submit(Submission given) {
     if (device().is_captured(program_->stream())) {
       auto spec = std::make_shared<EntrySpec>(*given.spec);
@@ -70,7 +70,7 @@ class GpuCapture : public GpuSession {
     (void)end();
     return error;
   }
-  // The host has nothing to say to it, so the test asks the device.
+  // No handle waits for the work of a graph, so the test waits for the device.
   void drain() { program_->record()->wait(); }
 
   std::unique_ptr<ops::CudaQueue> program_;

@@ -1,4 +1,4 @@
-// Collectives in graphs: captured once, made at each launch.
+// Collectives in graphs: captured once, run at each launch.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -57,7 +57,7 @@ TEST_F(GpuCapture, AStepIsCapturedOnceAndMadeAtEachLaunch) {
   for (int step = 1; step <= 6; ++step) {
     run([scale, step] { *scale = static_cast<float>(step); });
     launch(graph);
-    if (step % 2 == 0) {  // others, behind it on every rank
+    if (step % 2 == 0) {  // other collectives, after it on every rank
       const Floats eager = floats(2000, mine());
       wait_in(*program_, reduce("eager", eager));
       run([eager, wrong, sum = sum_of({})] {
@@ -72,7 +72,7 @@ TEST_F(GpuCapture, AStepIsCapturedOnceAndMadeAtEachLaunch) {
   EXPECT_EQ(gradients[0]->front(), 6 * sum_of({}) / static_cast<float>(size()));
 }
 
-// Scratch of graphs, whose launches follow each other, is not that of what is done outside.
+// Graphs, whose launches follow each other, have other scratch than collectives outside of graphs.
 TEST_F(GpuCapture, EachLaunchFindsItsScratchUntouched) {
   start_and_warm_up();
   const auto wrong = std::make_shared<std::atomic<int>>(0);
@@ -244,7 +244,7 @@ TEST_F(GpuCapture, AGraphThatOutlivesTheSessionDoesNotHoldItUp) {
   graph.reset();
 }
 
-// That the tests above see a missing order.
+// Shows that the tests above notice a missing order.
 TEST_F(GpuCapture, AStreamThatLosesWaitsIsFoundOut) {
   test::HostGpuLibraries::Options options;
   options.cuda.loses_waits = true;

@@ -1,5 +1,5 @@
 // Tensors on GPUs that go through the memory of the host in chunks: the bits are those of the same
-// collective on tensors of the host, which goes in one.
+// collective on tensors of the host, which is not cut.
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -109,7 +109,7 @@ TEST_F(GpuChunks, EveryTypeAndReduction) {
   }
 }
 
-// Whose order of adding goes by the length, so what it would change goes in one.
+// MPI adds in an order that depends on the length, so a batch whose bits would change is not cut.
 TEST_F(GpuChunks, ByMpi) {
   start({}, {{"HORON_GPU_COLLECTIVES", "host"}, {"HORON_ALLREDUCE", "mpi"}});
   check_lengths();
@@ -120,7 +120,7 @@ TEST_F(GpuChunks, ByMpi) {
   }
 }
 
-// So does what is rounded between hosts.
+// A batch that is rounded between hosts is not cut either.
 TEST_F(GpuChunks, RoundedForTheWire) {
   start({}, {{"HORON_GPU_COLLECTIVES", "host"}, {"HORON_WIRE_DTYPE", "bfloat16"}});
   check_lengths();

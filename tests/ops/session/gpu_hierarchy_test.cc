@@ -1,5 +1,5 @@
 // HORON_GPU_COLLECTIVES=hierarchical: NCCL within hosts, messages between them. The launcher says
-// which ranks take each other for ranks of one host.
+// which ranks act as ranks of one host.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -21,7 +21,7 @@ namespace {
 
 class GpuHierarchy : public GpuSession {
  protected:
-  // False, and skipped: there is one host.
+  // Returns false, and skips the test, if there is one host only.
   bool start_hierarchy(test::HostGpuLibraries::Options options = {},
                        std::map<std::string, std::string> knobs = {}) {
     knobs["HORON_GPU_COLLECTIVES"] = "hierarchical";
@@ -60,13 +60,13 @@ TEST_F(GpuHierarchy, IsNotUsedWithoutSharedMemory) {
   EXPECT_THAT(*data, testing::Each(sum_of({})));
 }
 
-// A tensor that is late on one rank, since that rank wants the result of an earlier one first. The
+// A tensor is late on one rank, because that rank needs the result of an earlier one first. The
 // halves of the earlier allreduce meet the later collective on the device of the other rank of its
 // host. Two kinds of collective are never fused.
 TEST_F(GpuHierarchy, ALateTensorHoldsUpNoEarlierResult) {
   test::HostGpuLibraries::Options options;
   options.nccl.fills_device = true;
-  // Without frozen plans, whose end may turn the order of the two about.
+  // Without frozen plans, whose end may reverse the order of the two.
   if (!start_hierarchy(options, {{"HORON_FREEZE", "0"}})) return;
   const auto cuda = ops::gpu()->cuda();
   ops::CudaQueue program(cuda);

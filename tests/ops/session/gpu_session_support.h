@@ -57,7 +57,7 @@ inline Handle allreduce(const ProcessSet& set, const std::string& name, const Fl
   return ops::runtime().submit(submission_of(set, name, std::move(spec), data));
 }
 
-// What comes into the queue next reads the result.
+// Work that is enqueued next reads the result.
 inline void wait_in(ops::CudaQueue& queue, const Handle& handle) {
   core::Event* const done = handle->get_enqueued().done.get();
   if (done == nullptr) return;

@@ -174,7 +174,7 @@ TEST_F(GpuSession, SoDoThoseThatTheirMembersMakeAlone) {
   EXPECT_THAT(*data, testing::Each(sum_of({})));
 }
 
-// What the ranks that know nothing of such a set enqueue keeps no order with it.
+// Ranks outside such a set do not know it, so their work has no common order with it.
 TEST_F(GpuSession, ASetThatItsMembersMakeAloneNeedsAnOrderBefore) {
   start();
   if (!ops::gpu()->uses_nccl()) GTEST_SKIP() << "the host keeps an order without that";
@@ -228,8 +228,8 @@ TEST_F(GpuSession, ATrainingWaitsNeverOnTheHost) {
   EXPECT_EQ(wrong, 0);
 }
 
-// The thread that waits steps the loop; as long as it does, and no longer, it leaves captures
-// alone.
+// The thread that waits steps the loop. It stays out of captures as long as it does so, and no
+// longer.
 TEST_F(GpuSession, NobodysGraphCaptureIsBroken) {
   start();
   const Floats data = floats(5000, 1);
@@ -249,7 +249,7 @@ TEST_F(GpuSession, NobodysGraphCaptureIsBroken) {
   EXPECT_EQ(device().broken_captures(), 0);
 }
 
-// Kernels that fill the device, of sets that share ranks, behind gradients that are late: if two
+// Kernels that fill the device, of sets that share ranks, after gradients that are late: if two
 // devices run them in unlike orders, each waits for the other, and both fail.
 TEST_F(GpuSession, SetsEnterAllDevicesInOneOrder) {
   test::HostGpuLibraries::Options options;
@@ -289,7 +289,7 @@ TEST_F(GpuSession, SetsEnterAllDevicesInOneOrder) {
   }
 }
 
-// Who insists on NCCL gets no collective of the host.
+// A user who insists on NCCL gets no collective of the host.
 TEST_F(GpuSession, WhatNcclCantDoFailsTheCallAlone) {
   start({}, {{"HORON_GPU_COLLECTIVES", "nccl"}});
   auto spec = spec_of(CollectiveKind::Allreduce, 10, DeviceKind::Cuda);
@@ -327,7 +327,7 @@ TEST_F(GpuSession, ASecondJobOpensItsOwn) {
   }
 }
 
-// The CPU tensors of such a job are reduced as ever.
+// The CPU tensors of such a job are reduced as usual.
 TEST_F(GpuSession, RanksWithAndWithoutGpusAreTold) {
   if (test_size() < 2) return;
   test::HostGpuLibraries::Options options;

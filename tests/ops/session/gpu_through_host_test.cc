@@ -24,7 +24,8 @@ using testing::HasSubstr;
 
 using GpuThroughHost = GpuSession;
 
-// What NCCL has no collective for, as elements of 4 bytes, so that all share the tensors below.
+// Collectives that NCCL does not have, on elements of 4 bytes, so that all can use the tensors
+// below.
 struct BesideNccl {
   const char* name;
   DataType dtype;
@@ -114,9 +115,9 @@ TEST_F(GpuThroughHost, WhatNcclDoesNotHaveBesideIt) {
   }
 }
 
-// On rank 0 memory can't be pinned as long as its device is busy, so what stands behind that comes
-// late there; on the others it does not. Meanwhile the collective of another set enters rank 0's
-// device: it must not wait on the others for the late one.
+// On rank 0 memory can't be pinned while its device is busy, so the collective after that is late
+// there, and not on the other ranks. Meanwhile the collective of another set enters rank 0's
+// device: on the others it must not wait for the late one.
 TEST_F(GpuThroughHost, WhatComesLateBehindItHoldsUpNoOtherSet) {
   start();
   std::vector<int> everybody(static_cast<size_t>(size()));
@@ -165,8 +166,8 @@ TEST_F(GpuThroughHost, WhereRanksShareAGpu) {
   EXPECT_EQ(error_of([&] { return allreduce({}, "x", floats(50, mine())); }), "");
 }
 
-// What the host does on copies of tensors, and what it does where they lie, use the same cells of
-// shared memory: both keep the order of the log, whichever tensors are ready first.
+// Collectives of the host on copies of tensors, and those on tensors of the host, use the same
+// cells of shared memory: both keep the order of the log, whichever tensors are ready first.
 TEST_F(GpuThroughHost, CopiesAndTensorsOfTheHostKeepOneOrder) {
   start({}, {{"HORON_GPU_COLLECTIVES", "host"}});
   const auto cuda = ops::gpu()->cuda();

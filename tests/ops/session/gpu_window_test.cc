@@ -1,5 +1,5 @@
-// The window of a process set on GPUs: packed tensors lie in memory that NCCL knows, on all ranks
-// or on none.
+// The window of a process set on GPUs: packed tensors are in memory that is registered with NCCL,
+// on all ranks or on none.
 #include <chrono>
 #include <string>
 #include <thread>
@@ -43,7 +43,7 @@ class GpuWindow : public GpuSession {
   void end_and_look() {
     const auto nccl = libraries_->opened_nccl();
     shutdown();
-    // A thread of its own ends a communicator that was lost.
+    // A separate thread ends a communicator that was lost.
     const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (nccl->windows().live() > 0 && std::chrono::steady_clock::now() < limit) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -57,7 +57,7 @@ class GpuWindow : public GpuSession {
 TEST_F(GpuWindow, PackedTensorsLieInItFromTheSecondBatchOn) {
   start();
   reduce_packed(5);
-  const bool alone = size() == 1;  // nobody to be faster with
+  const bool alone = size() == 1;  // there is no other rank
   EXPECT_EQ(windows().live(), alone ? 0 : 1);
   EXPECT_EQ(windows().registered(), alone ? 0 : 1);
   EXPECT_EQ(windows().collectives_in_windows(), alone ? 0 : 4);
@@ -88,7 +88,7 @@ TEST_F(GpuWindow, ThereIsNoneWhereItIsSwitchedOffOrNcclIsOld) {
   end_and_look();
 }
 
-// NCCL would hang, or sum the wrong bytes: the GPU of threads says so.
+// Otherwise NCCL would hang, or sum the wrong bytes; HostNccl reports this.
 TEST_F(GpuWindow, AllRanksPackAtTheSamePlaceOrInNoWindow) {
   test::HostGpuLibraries::Options options;
   options.cuda.delay_us_max = test_rank() * 300;
@@ -111,7 +111,7 @@ TEST_F(GpuWindow, AllRanksPackAtTheSamePlaceOrInNoWindow) {
   end_and_look();
 }
 
-// A rank that has joined has scratch where the others may have their tensor.
+// A rank that has joined uses scratch where the others may use their tensor.
 TEST_F(GpuWindow, ARankThatHasJoinedDoesAsTheOthers) {
   start();
   reduce_packed(2);
@@ -143,7 +143,8 @@ TEST_F(GpuWindow, WithoutMemoryOrAWindowOnOneRankThereIsNone) {
   }
 }
 
-// The others wait for it in NCCL. What was enqueued before still ends, on all ranks.
+// The others wait in NCCL for the rank that fails. Work that was enqueued before still ends, on all
+// ranks.
 TEST_F(GpuWindow, WhereNcclFailsTheJobGoesOnWithAnotherCommunicator) {
   for (const int rank : {0, test_size() - 1}) {
     start_with_fault(test::WindowFault::Fails, rank);
@@ -176,7 +177,7 @@ TEST_F(GpuWindow, EachSetHasItsOwn) {
   end_and_look();
 }
 
-// What is freed can't be touched any more: the process would end.
+// Freed memory can't be accessed any more: the process would end.
 TEST_F(GpuWindow, ItIsNotFreedWhileWorkUsesIt) {
   start();
   reduce_packed(2);

@@ -23,7 +23,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-// Of each member's rank + 1.
+// The sum of each member's rank + 1.
 float sum_of(const ProcessSet& set) {
   const auto value = std::make_shared<float>(static_cast<float>(rank() + 1));
   auto spec = std::make_shared<core::EntrySpec>();
@@ -91,7 +91,7 @@ TEST_F(MembersSets, EveryPairAndAllOfThem) {
   EXPECT_THAT(error_of([&] { (void)sum_of(sets.front()); }), HasSubstr("has been removed"));
 }
 
-// The rank that is not in the set comes to a collective of all ranks meanwhile, which began before.
+// Meanwhile the rank that is not in the set comes to a collective of all ranks that began before.
 TEST_F(MembersSets, HoldUpNobody) {
   const BarrierHandle before = barrier_async();
   if (rank() != 1) {
@@ -103,7 +103,8 @@ TEST_F(MembersSets, HoldUpNobody) {
   barrier();
 }
 
-// Its last call completes for the others, a later one of theirs does not.
+// The last call of the member that leaves completes for the others; a later call of theirs does
+// not.
 TEST_F(MembersSets, AMemberLeavesAndWaitsForNobody) {
   if (rank() == 2) return;
   const ProcessSet set = add_process_set_among({0, 1}, 4);
@@ -127,7 +128,7 @@ TEST_F(MembersSets, AMemberLeavesAndWaitsForNobody) {
   EXPECT_THAT(error_of([] { leave_process_set({}); }), HasSubstr("the set of all ranks stays"));
 }
 
-// Their names come again after 1,024 sets, and the numbers say which set is meant.
+// The names of sets repeat after 1,024 sets; the numbers say which set is meant.
 TEST_F(MembersSets, NumbersWithTheSameRemainderAreApart) {
   if (rank() == 2) return;
   for (const uint32_t number : {3U, 3U + 1024, 3U + 2048}) {
@@ -167,7 +168,7 @@ TEST_F(MembersSets, RanksThatDifferAreAMismatch) {
   EXPECT_EQ(sum_of(add_process_set_among({0, 1}, 6)), 3);
 }
 
-// Calls it on rank 1 when rank 0 has reported that this rank is waited for, on the others at once.
+// Makes the call at once, but on rank 1 only after rank 0 has reported that it waits for rank 1.
 template <class Call>
 void call_late_on_rank_1(const std::string& name, const Call& call) {
   char word = 0;

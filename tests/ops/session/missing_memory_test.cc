@@ -1,6 +1,6 @@
 // A host that refuses shared memory: what the job says about it, and that it works without. The
-// test takes the place of memfd_create(), and of flock(), which the files in /dev/shm need. Run on
-// one host, and on two with ranks 1 and 2 on the second.
+// test replaces memfd_create(), and flock(), which the files in /dev/shm need. Run on one host, and
+// on two with ranks 1 and 2 on the second.
 #include <cerrno>
 #include <memory>
 #include <string>
@@ -49,7 +49,7 @@ const std::string kWarning = "warning: no shared memory on host ";
 
 enum class Refused { Nothing, Memory, MemoryAndFiles };
 
-// What the job says on this rank from its start to its end. `refused`: here.
+// What the job logs on this rank from its start to its end. `refused`: what this rank is refused.
 std::string said_by_a_job(Refused refused, const InitOptions& options = {}) {
   memory_is_refused = refused != Refused::Nothing;
   files_are_refused = refused == Refused::MemoryAndFiles;

@@ -15,7 +15,7 @@ namespace horon::gpu_session {
 
 using Bytes = std::vector<std::byte>;
 
-// Numbers between -1 and 1, or of all bits.
+// Floating point: numbers between -1 and 1. Bools: 0 or 1. Other integers: any bits.
 inline Bytes random_elements(DataType dtype, size_t count, uint32_t seed) {
   std::mt19937 random(seed);
   Bytes out(count * size_of(dtype));

@@ -1,5 +1,5 @@
-// What the ranks of several hosts tell each other when the same collectives come again and again.
-// Each layout of hosts is a test of its own (tests.cmake); also one host.
+// The messages between ranks of several hosts when the same collectives repeat. Each layout of
+// hosts is a test of its own (tests.cmake); one host is among them.
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -34,7 +34,8 @@ void sum(const std::string& name, uint32_t set = 0, float expected = 0) {
   EXPECT_EQ(std::ranges::count(*data, expected), 3);
 }
 
-// Messages that this rank sends, and as many that it receives, for one frozen start of the world.
+// The number of messages that this rank sends for one frozen start of the world; it receives as
+// many.
 uint64_t messages_of_a_start() {
   const core::Topology& topology = ops::runtime().topology();
   if (topology.rank == 0) return static_cast<uint64_t>(topology.host_count() - 1);
@@ -42,7 +43,7 @@ uint64_t messages_of_a_start() {
                                                                                               : 0;
 }
 
-// Without limits no rank is asked whether it lives, and nothing thaws, however long one takes.
+// Without limits there are no Pings, and nothing thaws, however late a rank is.
 TEST(SessionOnHosts, AFrozenStartIsOneMessageUpAndOneDownForEachOtherHost) {
   constexpr uint64_t rounds = 100;
   init_session({.set = {{"HORON_DEAD_AFTER_S", "0"}, {"HORON_STALL_WARN_S", "0"}}});
@@ -92,7 +93,7 @@ TEST(SessionOnHosts, ASetHasGatesOfItsOwn) {
   shutdown();
 }
 
-// The job may have it.
+// The job itself may have that allreduce.
 TEST(SessionOnHosts, ASetThatLacksTheAskedAllreduceIsNamed) {
   InitOptions options;
   options.set = {{"HORON_ALLREDUCE", "hier"}};

@@ -1,5 +1,5 @@
-// A job that fails to start where Horon itself has begun MPI: that works once in a process, so this
-// is one story in one test.
+// A job fails to start after Horon itself has initialised MPI. That is possible only once in a
+// process, so this is one test.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <mpi.h>

@@ -189,7 +189,8 @@ TEST_F(SessionSets, AreListedWhileOneIsMade) {
   EXPECT_EQ(process_sets().size(), 2U);
 }
 
-// They need every rank, and one that has joined does not come. Afterwards all count alike.
+// To make or remove a set needs every rank, and a rank that has joined does not take part.
+// Afterwards all ranks number the sets alike.
 TEST_F(SessionSets, AreNotMadeOrRemovedWhileARankHasJoined) {
   const int last = test_size() - 1;
   const ProcessSet before = add_process_set({0, last});
@@ -220,7 +221,7 @@ TEST_F(SessionSets, AreNotMadeOrRemovedWhileARankHasJoined) {
   }
 }
 
-// The end of the session ends an add_process_set() that another thread waits in.
+// The end of the session ends an add_process_set() in which another thread waits.
 TEST(SessionSetsEnd, WaitsForNobody) {
   init_session();
   std::atomic<bool> begun{false};

@@ -144,7 +144,7 @@ TEST(SessionStart, ProcessSetsMustBeTheSameOnAllRanks) {
   expect_that_a_job_starts();
 }
 
-// It used to wait for ever, since each set had names of its own.
+// If each set had names of its own, the ranks would wait for each other for ever.
 TEST(Session, RanksThatRemoveDifferentSetsAreTold) {
   init_session({.set = {{"HORON_STALL_ABORT_S", "60"}}});
   std::vector<ProcessSet> sets = {add_process_set({0}), add_process_set({0})};
@@ -159,7 +159,7 @@ TEST(Session, RanksThatRemoveDifferentSetsAreTold) {
   shutdown();
 }
 
-// Of another session's calls some ranks may have made more than others.
+// In another session some ranks may have made more calls than others.
 TEST(Session, CallsAreCountedAnewInEachSession) {
   for (int session = 0; session < 2; ++session) {
     init_session();
@@ -200,7 +200,7 @@ TEST(SessionStart, HeadersOfAnotherVersionAreRefused) {
   expect_that_a_job_starts();
 }
 
-// Without limits no rank is asked whether it lives, and nothing thaws, however long one takes.
+// Without limits there are no Pings, and nothing thaws, however late a rank is.
 TEST(Session, CountsWhatItsCollectivesCost) {
   EXPECT_THAT(error_of([] { (void)statistics(); }), StartsWith("not initialized"));
   for (int session = 0; session < 2; ++session) {

@@ -112,7 +112,7 @@ TEST_F(JobConstantsTest, WhatNobodyHasMeasuredIsNotKept) {
   EXPECT_TRUE(find({0, 0}, config("auto")).front().origin.starts_with("read from "));
   const auto one_of_two = find({0, 0, 1}, config("auto"), false);
   EXPECT_TRUE(one_of_two.front().origin.ends_with("not kept")) << one_of_two.front().origin;
-  // Nobody misses hand-offs where each host has one rank.
+  // Hand-offs are not missing where each host has one rank.
   const auto none_missing = find({0, 1}, config("auto"), false);
   EXPECT_TRUE(none_missing.front().origin.ends_with("kept in " + path_));
 }
@@ -140,8 +140,8 @@ TEST_F(JobConstantsTest, OneRankMeasuresNothing) {
   EXPECT_FALSE(fs::exists(path_));
 }
 
-// A peer that stands still: the ranks of all hosts throw the same error, once they have all come.
-// Who knows it says so before that.
+// A peer stands still: the ranks of all hosts throw the same error, once they have all come. A rank
+// that knows of it says so before that.
 TEST_F(JobConstantsTest, AHostThatDoesNotAnswerIsAnErrorOnAllRanks) {
   core::InProcessJob job(std::vector<int>{0, 1, 0});
   MessageHub hub;

@@ -1,5 +1,5 @@
-// The measurement of a host ends between two instructions of a peer. Not for ThreadSanitizer, for
-// which these are thousands.
+// The measurement of a host ends between two instructions of a peer. Not for ThreadSanitizer, which
+// makes thousands of instructions of them.
 #include <array>
 #include <atomic>
 #include <chrono>

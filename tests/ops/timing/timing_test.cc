@@ -54,7 +54,7 @@ TEST(HostTiming, TheOneThatLeadsGetsTimes) {
   });
 }
 
-// Of the peer in whose memory the kernel may not look.
+// As for a peer whose memory the kernel may not read.
 TEST(HostTiming, WithoutAProcessToCopyFromNoCopiesAreTimed) {
   const AlignedMemory area;
   core::run_ranks(2, [&](int rank) {
@@ -139,7 +139,7 @@ class BucketMessages final : public Messages {
   size_t left_ = 0;  // of those that were posted
 };
 
-// The rate that two ranks find who send through such buckets.
+// The rate that two ranks measure when they send through such buckets.
 double measured_bytes_per_us(double burst_bytes, double bytes_per_us) {
   MessageHub hub;
   double found = 0;
@@ -203,8 +203,8 @@ TEST(WireTiming, APeerThatDoesNotAnswerIsNamed) {
   }
 }
 
-// Fills its frame, where measure() has been before, and lets messages arrive from a peer that goes
-// on.
+// Fills its stack frame, where that of measure() was before, and lets messages arrive from a peer
+// that goes on.
 template <class Arrive>
 [[gnu::noinline]] bool stays_as_it_is(const Arrive& arrive) {
   constexpr unsigned char kMark = 0xAA;
@@ -215,7 +215,7 @@ template <class Arrive>
                      [](unsigned char one) { return one == kMark; });
 }
 
-// MPI writes into what was posted whenever the peer sends, however long ago it was given up.
+// MPI writes to a posted buffer whenever the peer sends, however long ago the receive was given up.
 TEST(WireTiming, WhatAPeerSendsTooLateFindsItsPlace) {
   MessageHub hub;
   auto messages = std::make_shared<ThreadMessages>(hub, 0);

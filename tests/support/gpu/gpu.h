@@ -11,7 +11,7 @@
 
 namespace horon::test {
 
-// One rank's GPU, with what only tests do with it.
+// One rank's GPU, with the operations that only tests need.
 class Gpu {
  public:
   virtual ~Gpu() = default;

@@ -9,7 +9,7 @@ namespace horon::test {
 namespace {
 
 constexpr size_t kMargin = 32;
-constexpr size_t kLead = 64;  // from the begin of the device's memory, for the margin and a shift
+constexpr size_t kLead = 64;  // bytes before the data, for the margin and a shift
 
 int64_t sum(const core::BlockCounts& counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
@@ -68,7 +68,7 @@ class Flight final : public core::InFlight {
   void watch() override { inner_->watch(); }
 
  private:
-  // As far from a vector's alignment as the host's.
+  // The place has the same offset from a 16-byte boundary as the host's.
   std::byte* place(std::byte*& memory, size_t bytes, const std::byte* like) {
     memory = pool_.take(bytes + 2 * kLead);
     return memory + kLead + reinterpret_cast<uintptr_t>(like) % 16;

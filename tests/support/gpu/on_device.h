@@ -1,6 +1,6 @@
-// Lets a contract whose memory is the host's run an op on memory of a device. What a batch reads is
-// copied to the device before it, and what it has written is copied back behind it, in the queue of
-// the batch. 32 bytes before and behind the output travel too, so that guards are checked on the
+// Runs an op on device memory for a contract whose memory is the host's. What a batch reads is
+// copied to the device before it, and what it has written is copied back after it, in the queue of
+// the batch. 32 bytes before and after the output travel too, so that guards are checked on the
 // device.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace horon::test {
 
-// Memory of the device that is used again, by later work of the same stream.
+// Device memory that later work of the same stream reuses.
 class DevicePool {
  public:
   explicit DevicePool(std::shared_ptr<ops::CudaApi> cuda) : cuda_(std::move(cuda)) {}
@@ -30,7 +30,8 @@ class DevicePool {
   std::map<size_t, std::vector<std::byte*>> free_;
 };
 
-// All batches must have the same queue, one of CUDA, that is at rest when this object ends.
+// All batches must have the same queue, a CUDA queue, which must be idle when this object is
+// destroyed.
 class OnDevice final : public core::CollectiveOp {
  public:
   OnDevice(core::CollectiveOp& op, Gpu& gpu) : op_(op), gpu_(gpu), pool_(gpu.cuda()) {}

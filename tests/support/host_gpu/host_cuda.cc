@@ -20,7 +20,8 @@
 namespace horon::test {
 namespace {
 
-// One recording of an event. What was told to wait for an earlier one goes on waiting for that.
+// One recording of an event. A stream that waits for an earlier recording goes on waiting for that
+// one.
 using Moment = std::shared_ptr<std::atomic<bool>>;
 
 struct HostEvent {
@@ -54,7 +55,7 @@ HostEvent& event_of(ops::CudaEventHandle handle) { return *static_cast<HostEvent
 struct Recorded {
   Moment moment;
   bool is_captured;
-  std::shared_ptr<HostGraph> graph;  // null: it is no more, or there was none
+  std::shared_ptr<HostGraph> graph;  // null: it was destroyed, or there was none
   HostGraph::Point point;
 };
 Recorded recorded(ops::CudaEventHandle handle) {
@@ -63,7 +64,7 @@ Recorded recorded(ops::CudaEventHandle handle) {
   return {event.moment, event.is_captured, event.graph.lock(), event.point};
 }
 
-// Who asks for it breaks the capture.
+// The moment of the event. To ask for it breaks a capture in which the event was recorded.
 Moment moment_of(ops::CudaEventHandle handle) {
   const Recorded asked = recorded(handle);
   if (!asked.is_captured) return asked.moment;
@@ -116,7 +117,7 @@ struct HostCuda::Stream {
     thread.join();
   }
 
-  // On the thread of the stream. What is in a stream that is closed still happens.
+  // Runs on the thread of the stream. The work of a stream that is closed is still done.
   void serve() {
     for (;;) {
       std::function<bool()> kernel;
@@ -135,7 +136,8 @@ struct HostCuda::Stream {
     }
   }
 
-  // Under the mutex. What is captured in it goes there; null: it happens.
+  // Called under the mutex. The graph that captures work of this stream; null: work is done at
+  // once.
   std::shared_ptr<HostGraph> capture() const {
     std::shared_ptr<HostGraph> open = graph.lock();
     return open == nullptr || open->has_ended() ? nullptr : open;
@@ -147,9 +149,9 @@ struct HostCuda::Stream {
   std::deque<std::function<bool()>> kernels;
   bool closed = false;
   std::weak_ptr<HostGraph> graph;
-  std::shared_ptr<HostGraph> begun;  // where the capture has begun: the same, until it ends
-  HostGraph::Point point;            // behind all that was captured in it
-  std::thread thread;                // the last: it uses all others
+  std::shared_ptr<HostGraph> begun;  // in the stream of begin_capture(): the graph, until it ends
+  HostGraph::Point point;            // after all that was captured in this stream
+  std::thread thread;                // the last member: it uses the others
 };
 
 HostCuda::HostCuda(int device, Options options)
@@ -321,7 +323,7 @@ void HostCuda::free_in(ops::CudaStream stream, std::byte* memory) noexcept {
       std::free(memory);
       return true;
     });
-  } catch (...) {  // it has failed: nobody knows what it still writes
+  } catch (...) {  // the device has failed, and may still write there
     core::keep_for_ever({memory, [](std::byte* kept) { std::free(kept); }});
   }
 }

@@ -1,5 +1,5 @@
-// CUDA without a GPU: streams are threads, memory of the device is memory of the host, work is late
-// by chance. What is built on CudaApi runs on it unchanged.
+// CUDA without a GPU: streams are threads, device memory is host memory, and work is late at
+// random. What is built on CudaApi runs on it unchanged.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@ namespace horon::test {
 class HostCuda final : public ops::CudaApi {
  public:
   struct Options {
-    int delay_us_max = 0;  // each piece of work begins so late at most, by chance
+    int delay_us_max = 0;  // upper limit of the random delay before each piece of work
     uint32_t seed = 1;
     bool loses_waits = false;  // a planted fault: streams do not wait for events
     int64_t fails_at = -1;     // the n-th piece of work fails, and the device for good
@@ -37,7 +37,7 @@ class HostCuda final : public ops::CudaApi {
   void wait_in(ops::CudaStream stream, ops::CudaEventHandle event) override;
   bool happened(ops::CudaEventHandle event) override;
   void wait_on_host(ops::CudaEventHandle event) override;
-  // Filled with NaN, so that what is read before it is written is seen.
+  // Filled with NaN, so that a read before the first write shows.
   std::byte* allocate(size_t bytes) override;
   void free(std::byte* memory) noexcept override;
   std::byte* allocate_in(ops::CudaStream stream, size_t bytes) override;
@@ -49,34 +49,33 @@ class HostCuda final : public ops::CudaApi {
   void copy(std::byte* to, const std::byte* from, size_t bytes, ops::CudaStream stream) override;
   int exchange_capture_mode(int mode) noexcept override;
 
-  // From now on each piece of work in a stream for which `is_slow` holds begins `us` later. The
-  // streams' threads call it.
+  // From now on each piece of work in a stream for which `is_slow` returns true begins `us`
+  // microseconds later. The streams' threads call `is_slow`.
   void slow_down(std::function<bool(ops::CudaStream)> is_slow, int us);
 
-  // Of the calling thread.
+  // The current device, and the capture mode, of the calling thread.
   static int current_device();
   static int capture_mode();
-  // Some thread captures a graph: a call that asks for events or memory breaks it, but by a thread
-  // that stays out of captures.
+  // Says that some thread captures a graph. A call that asks for events or memory then breaks the
+  // capture, unless the calling thread stays out of captures.
   void set_capturing(bool capturing) { capturing_ = capturing; }
   int broken_captures() const { return broken_captures_; }
 
-  // Graphs. From the first call on, what comes into the stream is captured, and what comes into
-  // streams that wait for its events. The second one throws Error where CUDA would: where something
-  // has broken the capture, or the stream does not wait for all that was captured.
+  // Graphs. From begin_capture() on, work that comes into the stream is captured, and work that
+  // comes into streams that wait for its events. end_capture() throws Error where CUDA would: if
+  // something has broken the capture, or if the stream does not wait for all that was captured.
   void begin_capture(ops::CudaStream stream);
   std::shared_ptr<HostGraph> end_capture(ops::CudaStream stream);
   static bool is_captured(ops::CudaStream stream);
   void launch(std::shared_ptr<HostGraph> graph, ops::CudaStream stream);
 
-  // A kernel of any other kind. It is called again and again until it says true, and then `owner`,
-  // which lives as long, is dropped.
+  // Enqueues a kernel of any other kind. It is called again and again until it returns true.
   void enqueue(ops::CudaStream stream, std::function<bool()> kernel);
   // How often a thread has waited in wait_on_host().
   int host_waits() const;
-  // How many launches of moves there have been.
+  // The number of launches of moves.
   int launches() const { return launches_; }
-  // Work that is not done is thrown away from now on: what a reset of the device would do.
+  // From now on throws work away that is not done, as a reset of the device would.
   void fail();
 
   struct State;

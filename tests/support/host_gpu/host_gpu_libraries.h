@@ -1,5 +1,5 @@
-// The CUDA and the NCCL of the host in place of those of the process: then a whole job, from init()
-// to shutdown(), runs on them.
+// Installs HostCuda and HostNccl in place of the process's CUDA and NCCL, so that a whole job, from
+// init() to shutdown(), runs on them.
 #pragma once
 
 #include <memory>
@@ -18,11 +18,11 @@ class HostGpuLibraries final : public ops::GpuLibraries {
     std::string bus = "";           // of all of them; empty: each has its own
     std::string nccl_host_id = "";  // as NCCL_HOSTID
     int nccl_version = 22809;       // 0: there is no NCCL
-    int opens_in_ms = 0;            // the device
+    int opens_in_ms = 0;            // how long opening the device takes
     HostCuda::Options cuda = {};
     HostNccl::Options nccl = {};
   };
-  // From the next init() on, until install_gpu_libraries(nullptr).
+  // Takes effect from the next init() on, until install_gpu_libraries(nullptr).
   static std::shared_ptr<HostGpuLibraries> install(Options options);
   explicit HostGpuLibraries(Options options) : options_(std::move(options)) {}
 
@@ -34,7 +34,7 @@ class HostGpuLibraries final : public ops::GpuLibraries {
   std::shared_ptr<ops::CudaApi> open_cuda(int device) override;
   std::shared_ptr<ops::NcclApi> open_nccl(const std::shared_ptr<ops::CudaApi>& cuda) override;
 
-  // Null: no job has opened one. The device and the library of the job that did so last.
+  // The device and the library that the last job opened; null if no job has opened one.
   std::shared_ptr<HostCuda> opened_device() const;
   std::shared_ptr<HostNccl> opened_nccl() const;
 

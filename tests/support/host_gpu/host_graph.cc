@@ -58,7 +58,7 @@ std::function<bool()> HostGraph::one_launch(std::shared_ptr<HostGraph> graph, un
       [graph = std::move(graph), launch] { return graph->run_some(launch->done, launch->random); };
 }
 
-// Each node that may run is asked once.
+// Calls once the kernel of each node that may run.
 bool HostGraph::run_some(std::vector<bool>& done, std::mt19937& random) {
   std::vector<size_t> order(nodes_.size());
   std::iota(order.begin(), order.end(), 0);

@@ -1,4 +1,5 @@
-// Graphs of the CUDA made of threads: what is captured in its streams, with who waits for whom.
+// Graphs of HostCuda: the kernels that are captured in its streams, and which of them waits for
+// which.
 #pragma once
 
 #include <cstddef>
@@ -15,21 +16,21 @@ namespace horon::test {
 // After end(): any number of launches, one at a time.
 class HostGraph {
  public:
-  // Nodes: what happens behind all of them happens behind this point.
+  // A set of nodes. What happens after all of them happens after this point.
   using Point = std::set<size_t>;
 
-  // A kernel behind `after`. Returns the point behind it.
+  // Adds a kernel that runs after the point `after`. Returns the point after the kernel.
   Point add(std::function<bool()> kernel, const Point& after);
-  // What breaks a capture on a GPU. The first one is kept.
+  // Notes a fault that would break the capture on a GPU. The first one is kept.
   void fail(const std::string& fault);
-  // Nothing is added any more. `last`: of the stream where the capture has begun. Throws Error if
-  // something has broken it, or if the stream does not wait for all that was captured.
+  // Ends the capture. `last`: the point of the stream in which it has begun. Throws Error if
+  // something has broken the capture, or if that stream does not wait for all that was captured.
   void end(const Point& last);
   bool has_ended() const;
   size_t nodes() const;
 
-  // A kernel that runs all nodes once, each behind those that it waits for, and those that wait for
-  // nothing in any order. As HostCuda::enqueue() asks for it, again and again until it says true.
+  // Returns a kernel for HostCuda::enqueue(), to be called again and again until it returns true.
+  // It runs all nodes once, each after the nodes that it waits for, and otherwise in random order.
   static std::function<bool()> one_launch(std::shared_ptr<HostGraph> graph, unsigned seed);
 
  private:

@@ -50,14 +50,15 @@ struct HostNccl::Comm {
     ::munmap(memory, bytes);
     forget_name();
   }
-  // Nobody needs it once all are here: then a rank that is killed leaves nothing behind.
+  // No rank needs the name once all ranks are here. Without a name, a rank that is killed leaves
+  // nothing behind.
   void forget_name() {
     if (!std::exchange(forgotten, true)) ::unlink(path.c_str());
   }
   Comm(const Comm&) = delete;
   Comm& operator=(const Comm&) = delete;
 
-  // As NCCL, which refuses all but idle() and abort() until the last call has ended.
+  // As NCCL, which refuses all calls but idle() and abort() until the last call has ended.
   void require_settled() const {
     if (settled) return;
     throw Error(ErrorCode::OperationFailed,
@@ -85,11 +86,11 @@ struct HostNccl::Comm {
   bool finalizing = false;
   std::atomic<bool> failed{false};
   std::atomic<bool> aborted{false};
-  std::atomic<int> kernels{0};   // enqueued and not ended
+  std::atomic<int> kernels{0};   // that are enqueued and have not ended
   std::atomic<int> captured{0};  // in graphs that are still there
 };
 
-// Who runs on a device that one kernel fills: the one whose stream came to it first.
+// The kernel that runs on a device which one kernel fills: the one whose stream reached it first.
 class HostNccl::Device {
  public:
   explicit Device(bool one_at_a_time) : one_at_a_time_(one_at_a_time) {}
@@ -107,7 +108,7 @@ class HostNccl::Device {
     const std::lock_guard lock(mutex_);
     if (running_ == kernel) running_ = nullptr;
   }
-  // Kernels of two devices that wait for each other do so for ever; a test shall end.
+  // Kernels of two devices that wait for each other would do so for ever; a test has to end.
   bool is_stuck() {
     const std::lock_guard lock(mutex_);
     return running_ != nullptr && Clock::now() - since_ > kLongEnough;
@@ -266,7 +267,7 @@ void HostNccl::end_group() {
   });
 }
 
-// What the ranks send each other comes in the order of their calls. True: all is done.
+// Data between two ranks arrives in the order of their calls. True: all is done.
 bool HostNccl::move_on(Comm& comm, Group& group) {
   std::vector<bool> sending(static_cast<size_t>(comm.size));
   std::vector<bool> receiving(static_cast<size_t>(comm.size));

@@ -20,14 +20,16 @@ namespace horon::test {
 class HostNccl final : public ops::NcclApi {
  public:
   struct Options {
-    int busy_polls = 0;           // idle() says false so often after each call
+    int busy_polls = 0;           // so often idle() returns false after each call
     int64_t fails_at_group = -1;  // the n-th group fails, and the communicator for good
-    // As kernels that fill the device: one runs at a time, and the next is one whose stream has
-    // come to it. A device on which one has waited for peers for 20 s fails.
+    // Collectives act as kernels that fill the device: only one runs at a time, and the next one is
+    // one that its stream has reached. The device fails once a collective has waited for its peers
+    // for 20 s.
     bool fills_device = false;
     bool has_windows = true;
     WindowFault window_fault = WindowFault::None;
-    // abort() and destroy() ask again and again, as those whose peers do not do the same.
+    // abort() and destroy() call this until it returns true, as calls that wait for peers to make
+    // them too.
     std::function<bool()> end_may_return = nullptr;
   };
   explicit HostNccl(std::shared_ptr<HostCuda> cuda) : HostNccl(std::move(cuda), Options()) {}
@@ -48,7 +50,7 @@ class HostNccl final : public ops::NcclApi {
                       ops::NcclWindowHandle* handle) override;
   void deregister(ops::NcclComm comm, ops::NcclWindowHandle handle) noexcept override;
   const HostWindowMemory& windows() const { return windows_; }
-  // From now on NCCL says that each communicator has failed, as where the network does.
+  // From now on NCCL reports that each communicator has failed, as after a failure of the network.
   void fail() { has_failed_ = true; }
 
   void begin_group() override;
@@ -71,7 +73,7 @@ class HostNccl final : public ops::NcclApi {
  private:
   struct Comm;
   class Device;
-  // One call of a group: what goes to and comes from each rank, and what is done then.
+  // What one call of a group sends to a peer, or receives from it.
   struct Transfer {
     int peer = 0;
     std::byte* to = nullptr;          // null: it is sent
@@ -91,7 +93,7 @@ class HostNccl final : public ops::NcclApi {
   void wait_until_an_end_may_return() const;
   static Comm& as_comm(ops::NcclComm comm) { return *static_cast<Comm*>(comm); }
   Group& open_group(ops::NcclComm comm, ops::CudaStream stream);
-  // Received by all ranks (root < 0) or by one, then reduced in order of rank.
+  // The inputs are received by all ranks (root < 0) or by one, and then reduced in order of rank.
   void add_reduction(ops::NcclComm comm, const std::byte* input, std::byte* output, int64_t count,
                      DataType dtype, ReduceOp op, int root, ops::CudaStream stream);
   static void add_send(Group& group, const std::byte* data, size_t bytes, int to);

@@ -9,7 +9,7 @@
 
 namespace horon::test {
 
-// One thread puts, one takes.
+// One thread puts bytes, and one thread takes them.
 struct HostRing {
   static constexpr size_t kBytes = 16 << 10;
   alignas(64) std::atomic<uint64_t> written{0};

@@ -128,7 +128,7 @@ void HostWindow::deregister(ops::NcclWindowHandle handle) {
   memory_.note_deregistered(begin_);
 }
 
-// No member is more than one collective ahead, so there are places enough.
+// No member is more than one collective ahead, so there are enough places.
 bool HostWindow::agrees(uint64_t number, const std::byte* data) {
   const bool inside = there_ && data >= begin_ && data < begin_ + bytes_;
   if (inside) memory_.note_collective_in_window();

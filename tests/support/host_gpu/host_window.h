@@ -13,7 +13,7 @@
 
 namespace horon::test {
 
-// What is wrong with the windows of one rank. None of it is known to Horon.
+// A fault that a test plants in the windows of one rank. Horon does not know of it.
 enum class WindowFault : uint8_t {
   None,
   NoMemory,  // allocate() has none
@@ -22,8 +22,8 @@ enum class WindowFault : uint8_t {
   Hangs,     // the call never ends
 };
 
-// Of one rank, for all its communicators. What is freed stays where it is, and whoever touches it
-// ends the process, as on a device. Any thread.
+// The memory of one rank, for all its communicators. What is freed stays mapped, and any access to
+// it ends the process, as on a device. Any thread may call.
 class HostWindowMemory {
  public:
   HostWindowMemory() = default;
@@ -37,7 +37,7 @@ class HostWindowMemory {
   void note_deregistered(std::byte* memory);
   void note_collective_in_window() { ++collectives_in_windows_; }
 
-  // What Horon has done wrong.
+  // What Horon has done wrong, as texts.
   void complain(const std::string& what);
   std::vector<std::string> complaints() const;
   int live() const;        // allocated and not freed
@@ -56,16 +56,16 @@ class HostWindowMemory {
   std::atomic<int> collectives_in_windows_{0};
 };
 
-// In the memory that the members share; zero at first.
+// Where the members of a communicator meet, in memory that they share; zero at first.
 struct WindowMeeting {
-  std::atomic<uint64_t> bytes{0};  // of the first one that registers
-  std::atomic<uint64_t> calls{0};  // one more than it has made before
+  std::atomic<uint64_t> bytes{0};  // of the window that is registered first
+  std::atomic<uint64_t> calls{0};  // one more than the rank that registers first has made
   std::atomic<int> here{0};
   std::atomic<bool> lost{false};         // a member has left
   std::atomic<uint64_t> places[4] = {};  // where the data of a collective lies: see agrees()
 };
 
-// Of one communicator on one rank: one window at most.
+// The window of one communicator on one rank, which has one window at most.
 class HostWindow {
  public:
   HostWindow(HostWindowMemory& memory, WindowMeeting& meeting, int size)
@@ -74,16 +74,17 @@ class HostWindow {
   HostWindow(const HostWindow&) = delete;
   HostWindow& operator=(const HostWindow&) = delete;
 
-  // `calls`: that this rank has made on the communicator.
+  // `calls`: the number of calls that this rank has made on the communicator.
   void begin(std::byte* memory, size_t bytes, ops::NcclWindowHandle* handle, uint64_t calls,
              WindowFault fault);
   // Throws Error where a member has failed.
   bool is_registered();
   void deregister(ops::NcclWindowHandle handle);
-  void leave() { meeting_.lost = true; }  // the others need not wait
+  void leave() { meeting_.lost = true; }  // the others need not wait for it
   bool is_there() const { return there_; }
 
-  // Of the n-th collective. False: the members' data does not lie at the same place of the window.
+  // Checks the n-th collective. False: the members' data does not lie at the same place of the
+  // window.
   bool agrees(uint64_t number, const std::byte* data);
 
  private:

@@ -1,4 +1,4 @@
-// NaNs as NCCL takes them.
+// NaNs as NCCL treats them.
 #pragma once
 
 #include <cmath>
@@ -27,8 +27,9 @@ void replace_nans_of(std::byte* inputs, size_t ranks, size_t count, const IsNan&
   }
 }
 
-// In NCCL's Min and Max a number wins over a NaN, in Horon's own a NaN wins. `inputs`: those of all
-// ranks, one behind the other.
+// In NCCL's Min and Max a number wins over a NaN; in Horon's own ops a NaN wins. Replaces each NaN
+// by a number that another rank has at the same place, if there is one. `inputs`: those of all
+// ranks, one after the other.
 inline void replace_nans(DataType dtype, std::byte* inputs, size_t ranks, size_t count) {
   switch (dtype) {
     case DataType::Float32:

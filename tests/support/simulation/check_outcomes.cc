@@ -49,7 +49,7 @@ class Judge {
       wrong("rank ", rank, " stopped at action ", r.position, " of ", r.program.size());
     }
     if (r.finished != r.started) wrong("rank ", rank, " has a batch running");
-    // The coordinator's own votes travel in no message, and a frozen one is not said.
+    // The coordinator's own votes travel in no message, and a vote for a frozen entry is not sent.
     const Statistics statistics = r.controller->statistics();
     const int votes = r.votes_sent + static_cast<int>(statistics.frozen_starts);
     if (rank > 0 && votes != expected_.votes[place]) {
@@ -104,7 +104,7 @@ class Judge {
     if (is.text.find(should.text) == std::string::npos) {
       wrong("rank ", rank, ": the error does not say \"", should.text, "\": ", is.text);
     }
-    // These are told on one rank only.
+    // Only one rank gets these errors.
     if (is.code == ErrorCode::DuplicateName || is.code == ErrorCode::NotInitialized) return;
     if (is.code == ErrorCode::InvalidArgument && is.text.find("join()") != std::string::npos)
       return;
@@ -194,7 +194,7 @@ class Judge {
     }
   }
 
-  // The coordinator knows who has left or joined; if nothing is open, all are told.
+  // The coordinator knows which ranks have left or joined; if nothing is open, all ranks are told.
   void judge_away() {
     const std::vector<int>& away = expected_.away;
     std::string expected;

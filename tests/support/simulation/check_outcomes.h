@@ -20,8 +20,8 @@ struct CauseOfEnd {
   int culprit = 0;
   ErrorCode code = ErrorCode::Internal;
   std::string text;  // a part of what the error says
-  // The culprit may have died while it told why. Then a rank that waits for nothing may not know,
-  // until it needs the others again.
+  // The culprit may have died while it sent the reason. Then a rank that waits for nothing may not
+  // know it until it needs the other ranks again.
   bool dies_telling = false;
 };
 

@@ -18,7 +18,7 @@ struct Vote {
   size_t action = 0;
 };
 
-// What all ranks said in one go under one name.
+// The votes of all ranks that meet under one name.
 struct Round {
   std::vector<std::optional<Vote>> votes;
   bool decided = false;
@@ -53,7 +53,7 @@ class Oracle {
       for (auto& [name, rounds] : rounds_) {
         while (decide(name, rounds)) news = true;
       }
-      // Joined comes behind everything that it lets complete.
+      // Joined comes after everything that it lets complete.
       if (!news) news = decide_joined();
     }
     conclude();
@@ -67,7 +67,7 @@ class Oracle {
     std::map<std::string, size_t> latest;
     std::map<std::string, size_t> said;  // votes under each name since the last Joined
     size_t pending = 0;
-    std::optional<size_t> joining;  // the action
+    std::optional<size_t> joining;  // the action that joins
     bool leaving = false;
     bool bye = false;
   };
@@ -148,7 +148,7 @@ class Oracle {
     rounds[place].votes[rank] = vote;
   }
 
-  // Join and Shutdown are told to the others only behind all votes that a refusal holds back.
+  // The others learn of Join and Shutdown only after all votes that a refusal holds back.
   bool away(size_t rank) const {
     const Rank& r = ranks_[rank];
     if (!r.joining && !r.leaving) return false;

@@ -1,10 +1,9 @@
 // What must become of every call of every program, worked out from the programs alone, without time
 // or messages: the protocol promises that the outcome does not depend on them.
 //
-// The rule: the k-th vote that a rank says under a name meets the k-th vote of every other
-// rank, counted since the last time that all ranks had joined. Programs must not submit a name
-// again before they have waited for it, except in the same breath (then it is certain to be a
-// duplicate).
+// The rule: the k-th vote of a rank under a name meets the k-th vote of every other rank under it,
+// counted since the last time that all ranks had joined. Programs must not submit a name again
+// before they have waited for it, except in the same breath (then it is certain to be a duplicate).
 #pragma once
 
 #include <map>
@@ -32,7 +31,7 @@ struct Expectation {
   bool bye = false;
 };
 
-// `names` says what people call each rank, which is how roots and texts name it.
+// `names`: the number by which users know each rank; roots and texts name ranks by it.
 Expectation expected_outcomes(const std::vector<Program>& programs, const std::vector<int>& names);
 
 // "rank 2", "ranks 0, 1 and 2" of these ranks, by their names.

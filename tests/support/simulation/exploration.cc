@@ -81,11 +81,11 @@ class Explorer {
     return steps;
   }
 
-  // What each rank has seen, in its order, and the ring: this alone decides the state of all.
+  // What each rank has seen, in its order, and the ring: these alone decide the state of the job.
   std::string signature(const SimulatedCluster& cluster) const {
     std::vector<std::string> seen(programs_.size());
     for (const Step& step : path_) {
-      if (step.kind == Step::Kind::Append) continue;  // the ring tells
+      if (step.kind == Step::Kind::Append) continue;  // the gate's history tells
       std::string& own = seen[static_cast<size_t>(step.rank)];
       own += static_cast<char>(step.kind);
       own += static_cast<char>(step.from);
@@ -102,7 +102,7 @@ class Explorer {
     const std::vector<Step> steps = possible_steps(*cluster);
     if (steps.empty()) return judge(*cluster);
     for (const Step& step : steps) {
-      // The first way on takes the cluster as it is, the others make it anew.
+      // The first of the steps uses the cluster as it is, the others build it anew.
       if (cluster == nullptr) cluster = replay();
       apply(*cluster, step);
       path_.push_back(step);

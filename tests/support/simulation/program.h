@@ -31,7 +31,8 @@ struct Action {
 
 using Program = std::vector<Action>;
 
-// What a rank says about its rows: where it may divide them, as evenly as can be.
+// The extents that a rank announces for its rows; where it may divide the rows, it divides them as
+// evenly as possible.
 std::vector<int64_t> extents_said(const core::EntrySpec& spec, bool is_root, int size);
 
 Action submit(std::string name, core::SpecPtr spec, std::vector<bool> absent = {});

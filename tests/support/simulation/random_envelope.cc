@@ -13,7 +13,7 @@ namespace {
 
 const std::vector<int> ranks = {0, 1, 2, 3, 4};
 
-// All lengths of the variable numbers occur.
+// All lengths of encoded numbers occur.
 uint64_t random_number(std::mt19937_64& random) { return random() >> random() % 64; }
 
 std::string random_text(std::mt19937_64& random) {

@@ -17,7 +17,7 @@ using core::concat;
 
 const std::vector<int>& members_of(const World& set) { return set.cluster.controller.ranks; }
 
-// -1: it is no member.
+// The place of the rank in the set; -1: it is no member.
 int index_in(const World& set, int rank) {
   const std::vector<int>& members = members_of(set);
   const auto place = std::find(members.begin(), members.end(), rank);
@@ -180,7 +180,7 @@ class JobAuthor {
   std::mt19937_64 random_;
 };
 
-// A fault that took place and that the job need not survive; its culprit is a rank of the job.
+// The faults that took place and that the job need not survive; each culprit is a rank of the job.
 std::vector<CauseOfEnd> causes_of_end(const Job& job, const JobRun& run) {
   std::vector<CauseOfEnd> causes;
   for (const JobFault& each : job.faults) {
@@ -209,8 +209,8 @@ class JobJudge {
   Report judge() {
     for (size_t set = 0; set < job_.sets.size(); ++set) judge_set(set);
     for (int rank = 0; rank < job_.size; ++rank) judge_rank(rank);
-    // A second until somebody asks, ten until the answer is overdue, and the grain of the ticks.
-    // With a second fault, whoever could ask may itself stand still.
+    // A second until a rank asks, ten until the answer is overdue, and the interval of the ticks.
+    // With a second fault, the rank that could ask may itself stand still.
     Nanos limit = 13 * kSecond * static_cast<Nanos>(causes_.size());
     for (const JobFault& each : job_.faults) {
       const bool still = each.fault.kind == Fault::Kind::Freeze;
@@ -253,7 +253,7 @@ class JobJudge {
     for (const std::string& text : found) wrong("set ", set, ": ", text);
   }
 
-  // Who lives and has ended in one set has ended in all, or has had the Bye there.
+  // A rank that lives and has ended in one set has ended in all, or has had the Bye there.
   void judge_rank(int rank) {
     const bool culprit =
         std::any_of(causes_.begin(), causes_.end(),

@@ -1,6 +1,6 @@
-// A job with process sets, drawn from a seed: the set of all ranks and one to three others, whose
-// members overlap. Each set has controllers, programs and a log of its own. The processes are
-// common to all of them: a fault strikes a rank in each of its sets.
+// A job with process sets, drawn from a seed: the set of all ranks, and one to three other sets,
+// whose members overlap. Each set has controllers, programs and a log of its own. All sets share
+// the processes: a fault strikes a rank in each of its sets.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ struct Job {
   int size = 0;
   std::vector<World> sets;  // the first has all ranks; controller.ranks says who is in which
   std::vector<JobFault> faults;
-  // What ends a rank in one of its sets ends it in the others, as in the runtime. False to show
-  // that the checks notice.
+  // Whether an error that ends a rank in one of its sets ends it in the others, as in the runtime.
+  // False to show that the checks notice.
   bool errors_spread = true;
   bool trace = false;
 };

@@ -37,7 +37,7 @@ core::SpecPtr random_spec(std::mt19937_64& random, const std::string& name,
   }
   if (dice == 9) spec.kind = CollectiveKind::Barrier;
   if (spec.kind == CollectiveKind::Barrier) return std::make_shared<EntrySpec>(spec);
-  // Mostly what fuses, since it is equal.
+  // Mostly specs that fuse because these fields are equal.
   if (random() % 3 == 0) spec.dtype = static_cast<DataType>(random() % kDataTypeCount);
   if (random() % 3 == 0)
     spec.reduce_op = static_cast<ReduceOp>(random() % static_cast<int>(ReduceOp::Adasum));

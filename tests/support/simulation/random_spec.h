@@ -18,11 +18,11 @@ core::SpecPtr random_spec(std::mt19937_64& random, const std::string& name,
 core::SpecPtr random_change(std::mt19937_64& random, const core::SpecPtr& spec,
                             const std::vector<int>& ranks);
 
-// Such specs fuse.
+// A spec that fuses with others of its kind.
 core::SpecPtr plain_spec();
 
-// The host of each rank (Controller::Options::host_of): in every second case one, else ranks of the
-// same host may be neighbours or not.
+// The host of each rank (Controller::Options::host_of): in half of the cases one host for all;
+// otherwise hosts at random, whose ranks may be neighbours or not.
 std::vector<int> random_hosts(std::mt19937_64& random, size_t ranks);
 
 }  // namespace horon::simulation

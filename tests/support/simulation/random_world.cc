@@ -81,7 +81,8 @@ class Author {
     world.timing.batch_max = pick({kMillisecond / 100, kMillisecond, 100 * kMillisecond});
   }
 
-  // Drawn apart: a job is the same with a gate and without, but for more steps.
+  // Drawn from a generator of its own: a job is the same with and without a gate, except for more
+  // steps.
   void set_gate(World& world) {
     const auto draw = [this](uint64_t limit) { return gate_random_() % limit; };
     world.cluster.gate = draw(2) == 0;
@@ -167,7 +168,7 @@ class Author {
     faults.push_back(second);
   }
 
-  // One that the job does not survive, unless nobody needs that rank any more.
+  // A fault that the job does not survive, unless no rank needs the culprit any more.
   Fault random_fault(int size, Nanos end) {
     Fault fault;
     fault.kind = pick({Fault::Kind::Freeze, Fault::Kind::Die, Fault::Kind::Die,
@@ -181,7 +182,7 @@ class Author {
     return fault;
   }
 
-  // When things happen without a fault; the last of each.
+  // When things last happen in a run without a fault.
   struct Course {
     Nanos end = 0;
     Nanos shutdown = 0;
@@ -252,7 +253,7 @@ class Author {
 
   void add_call(Program& out, size_t entry, size_t step) {
     const std::string name = concat("t", entry);
-    // A program may use a name again only when it has waited for it.
+    // A program may use a name again only after it has waited for it.
     add_wait(out, name);
     if (traits_.refuse && chance(10)) {
       out.push_back(refuse(name));
@@ -270,7 +271,7 @@ class Author {
     if (traits_.duplicates && chance(15)) out.push_back(in_same_breath(submit(name, chosen)));
   }
 
-  // Some programs keep the description of a tensor, some make it anew.
+  // Some programs keep the spec of a tensor, some make it anew.
   core::SpecPtr spec(size_t entry, bool changed) {
     core::SpecPtr& kept = specs_[{entry, changed}];
     if (kept == nullptr || chance(20)) {
@@ -308,7 +309,7 @@ class Author {
   std::set<std::string> pending_;
 };
 
-// The faults that took place and that a job need not survive, as the others must tell them.
+// The faults that took place and that a job need not survive, as the other ranks must report them.
 std::vector<CauseOfEnd> causes_of_end(const World& world, const SimulatedCluster& cluster) {
   std::vector<CauseOfEnd> causes;
   for (const Fault& fault : world.timing.faults) {
@@ -325,7 +326,7 @@ std::vector<CauseOfEnd> causes_of_end(const World& world, const SimulatedCluster
   return causes;
 }
 
-// All violations are forgiven to damaged bytes, but the run must come to its end.
+// With damaged bytes all violations are forgiven, but the run must come to its end.
 std::vector<std::string> judge(const World& world, const SimulatedCluster& cluster,
                                const TimedRun& run) {
   if (world.corrupted) return {};
@@ -333,8 +334,8 @@ std::vector<std::string> judge(const World& world, const SimulatedCluster& clust
   if (causes.empty())
     return check_outcomes(cluster, expected_outcomes(world.programs, cluster.names()));
   std::vector<std::string> wrong = check_common_end(cluster, causes);
-  // For each fault: a second until somebody asks, ten until the answer is overdue, and the grain of
-  // the ticks. With a second fault, whoever could ask may itself stand still.
+  // For each fault: a second until a rank asks, ten until the answer is overdue, and the interval
+  // of the ticks. With a second fault, the rank that could ask may itself stand still.
   Nanos limit = 13 * kSecond * static_cast<Nanos>(causes.size());
   for (const Fault& fault : world.timing.faults) {
     if (causes.size() > 1 && fault.kind == Fault::Kind::Freeze) limit += fault.duration;

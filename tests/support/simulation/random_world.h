@@ -1,5 +1,5 @@
 // A whole job drawn from a seed: programs that differ by rank in every way that the protocol must
-// stand, options, times and now and then a fault or two.
+// tolerate, options, times, and sometimes a fault or two.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ World random_set(uint64_t seed, const std::vector<int>& ranks, uint32_t set);
 struct Report {
   std::vector<std::string> wrong;   // empty if all is well
   std::string trace;                // if world.cluster.trace
-  std::map<std::string, int> seen;  // how often what has occurred
+  std::map<std::string, int> seen;  // how often each thing has occurred
 };
 
 // Runs a world and judges its end.

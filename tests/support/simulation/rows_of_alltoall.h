@@ -1,5 +1,5 @@
-// The rows of an alltoall in a simulated job: each member is told those of its own, so what all
-// have said shows only when all of them have started it.
+// The rows of an alltoall in a simulated job. Each member is told only its own rows, so what all
+// members have said is known only once all of them have started the alltoall.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ class RowsOfAlltoall {
   // The record without what differs between members.
   core::Item common(core::Item record);
   void note_start(int rank, const core::StartBatch& start);
-  // What all ranks have said, one after the other, once `size` ranks have started the batch: of any
-  // kind. Empty if what they were told does not fit together.
+  // What all ranks have said about the rows of an entry of any kind, one rank after the other, once
+  // `size` ranks have started the batch. Empty if what they were told does not fit together.
   std::vector<int64_t> said(const core::StartBatch& start, size_t entry, int size) const;
 
  private:

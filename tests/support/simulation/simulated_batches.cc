@@ -1,4 +1,4 @@
-// What a rank starts: the same batches everywhere, of what was submitted.
+// Checks what a rank starts: the same batches on all ranks, of tensors that were submitted.
 #include <algorithm>
 #include <string>
 
@@ -10,7 +10,7 @@ namespace {
 
 using core::concat;
 
-// What the entries of one batch share: all that the collective is, but not the tensors themselves.
+// What the entries of one batch have in common: all of the collective but the tensors themselves.
 core::EntrySpec collective_of(const core::EntrySpec& spec) {
   core::EntrySpec out = spec;
   out.parts.clear();
@@ -77,7 +77,7 @@ void SimulatedCluster::add_contribution(int rank, const core::StartBatch& start,
 void SimulatedCluster::compare(int rank, const core::StartBatch& start,
                                const core::StartBatch& first) {
   const auto same = [](const core::StartEntry& a, const core::StartEntry& b) {
-    // Where the first dimension is each rank's own, all else is the same.
+    // If the first dimension is each rank's own, only the kinds of the specs are compared.
     const bool own_rows = core::has_own_rows(a.spec->kind);
     const bool specs = own_rows ? b.spec->kind == a.spec->kind : *a.spec == *b.spec;
     const bool rows = a.extents == b.extents || a.spec->kind == CollectiveKind::Alltoall;

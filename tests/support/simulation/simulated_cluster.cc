@@ -165,7 +165,8 @@ void SimulatedCluster::finish(int rank) {
   r.controller->batch_finished();
 }
 
-// A runtime does not look at the ring of a set that is idle. So the ring alone must bring nothing.
+// A runtime does not read the ring of an idle set. So an entry in the ring must have no effect by
+// itself.
 void SimulatedCluster::tick(int rank, Nanos now) {
   Rank& r = at(rank);
   if (r.idle) flush(rank);
@@ -239,7 +240,7 @@ void SimulatedCluster::send(int from, const core::Outgoing& message) {
   if (from == 0 && message.to == 1) count_freezes(envelope.items);
   if (r.votes_sent > r.votes_said) violate(concat("rank ", from, " said a vote twice"));
   const std::span<const std::byte> sent = message.bytes;
-  Bytes bytes(sent.begin(), sent.end());  // of its own: a fault is one of this message alone
+  Bytes bytes(sent.begin(), sent.end());  // a copy: a fault concerns this message only
   if (options_.tamper) {
     options_.tamper(from, message.to, envelope);
     bytes = core::encode(envelope);
@@ -272,7 +273,8 @@ void SimulatedCluster::count_freezes(const std::vector<core::Item>& records) {
     for (const core::EntryId id : freeze->ids) {
       if (ids_with_rows_.contains(id)) ++at(0).freezes_of_rows;
     }
-    // What deviates thaws in front of the plans that a decision freezes.
+    // A Thaw directly before a Freeze gives places up. The Thaw of a deviation stands before the
+    // plans that are frozen.
     const auto* thaw = i > 0 ? std::get_if<core::Thaw>(&records[i - 1]) : nullptr;
     if (thaw != nullptr) at(0).places_given_up += static_cast<int>(thaw->places.size());
   }

@@ -1,9 +1,9 @@
 // A job of N controllers in one thread: programs, channels that keep their order, and collectives
 // that finish on a rank only after every rank has started them. Nothing moves by itself: a driver
-// chooses the next event (timed_run.h at random under a virtual clock, exploration.h every order,
-// transcripts by hand).
+// chooses the next event (timed_run.h at random under a virtual clock, exploration.h in every
+// order, transcripts by hand).
 //
-// The cluster watches what must hold at any time and notes violations; check_outcomes.h judges the
+// The cluster checks what must hold at any time and notes violations; check_outcomes.h judges the
 // end.
 #pragma once
 
@@ -60,11 +60,11 @@ class SimulatedCluster {
     bool idle = false;  // the controller has said so, and no event has come since
     std::optional<Error> fatal;
     std::vector<std::string> warnings;
-    // What went up from here.
+    // Votes that the program has made; votes, and Joins and Shutdowns, that this rank has sent.
     int votes_said = 0;
     int votes_sent = 0;
     int away_sent = 0;
-    // Of the coordinator's records: places that were given up for another name, and freezes of
+    // In the coordinator's records: places that were given up for another name, and freezes of
     // entries whose ranks have rows of their own.
     int places_given_up = 0;
     int freezes_of_rows = 0;
@@ -82,25 +82,26 @@ class SimulatedCluster {
 
   // One more call at the end of a program.
   void add_action(int rank, Action action);
-  // The program's next call, with those in the same breath. It waits while can_act() is false.
+  // Makes the program's next call, with those in the same breath. It waits while can_act() is
+  // false.
   bool can_act(int rank) const;
   void act(int rank);
-  // The oldest message from `from` arrives.
+  // Delivers the oldest message from `from`.
   void deliver(int from, int to);
-  // The oldest running batch is over here.
+  // Ends the oldest running batch on this rank.
   bool can_finish(int rank) const;
   void finish(int rank);
   void tick(int rank, Nanos now);
   void fail(int rank, const Error& error);
   // Takes the controller's effects; to be called after each group of events on a rank.
   void flush(int rank);
-  // The oldest Go or Filled that this rank owes comes into the ring.
+  // Appends the oldest Go or Filled that this rank owes to the ring.
   bool can_append(int rank) const;
   void append(int rank);
-  // The process is gone: it does nothing more, and what is sent to it is lost.
+  // Ends the process: it does nothing more, and what is sent to it is lost.
   void die(int rank);
-  // It will be gone when it next sends messages to more than `sent` ranks in one go: only the first
-  // `sent` of them leave, and nothing else that it would have done then is done.
+  // Ends the process when it next sends messages to more than `sent` ranks in one go: only the
+  // first `sent` of them leave, and nothing else that it would have done then is done.
   void die_sending(int rank, size_t sent) { at(rank).dies_after_sending = sent; }
 
   // Since the last call: pairs (from, to) of new messages; ranks that owe the ring an entry; ranks
@@ -111,12 +112,12 @@ class SimulatedCluster {
   std::string gate_history() const { return gates_ ? gates_->history() : ""; }
   std::vector<uint64_t> take_runnable() { return std::exchange(runnable_, {}); }
   std::vector<std::string> take_trace() { return std::exchange(trace_, {}); }
-  // Adds a line of the driver; a heading only if something is noted below it.
+  // Adds a line of the driver, or a heading, which is added only if something is noted below it.
   void note(const std::string& line);
   void head(const std::string& line) { heading_ = line; }
   bool tracing() const { return options_.trace; }
 
-  // Counts everything but questions whether somebody lives: while it stands still, nothing happens.
+  // Counts everything but Pings, Pongs and stall reports: while it stands still, nothing happens.
   uint64_t progress() const { return progress_; }
   const std::vector<std::string>& violations() const { return violations_; }
   bool any_message() const { return !channels_.empty(); }

@@ -29,7 +29,7 @@ class SimulatedGates::OneGate : public core::Gate {
   }
   void append_go(core::Place place, bool more) override {
     const RingItem entry{RingItem::Kind::Go, place, more};
-    // Between hosts one rank appends Go and markers, so they keep their order.
+    // Between hosts one rank appends Go entries and markers at once, so that they keep their order.
     if (all_.several_hosts()) return append(entry);
     owe(entry);
   }
@@ -45,7 +45,8 @@ class SimulatedGates::OneGate : public core::Gate {
   void append_owed() {
     append(owed.front());
     owed.pop_front();
-    // The appender reads on as well, and nobody else for a Go that says "more".
+    // The rank that appends reads on as well. For a Go that says "more" the ring wakes no other
+    // rank.
     all_.woken_.push_back(rank_);
     if (!all_.several_hosts()) all_.wake_others(rank_);
   }

@@ -1,6 +1,6 @@
-// The gates of a simulated job, one for each host: real rings in plain memory. What a rank owes the
-// ring for having filled a place as the last one (a Go, or a Filled if there are several hosts)
-// comes later than the fill, when the driver says so, as if the process had been stopped in
+// The gates of a simulated job, one for each host: real rings in plain memory. A rank that is the
+// last to fill a place owes the ring an entry (a Go, or a Filled if there are several hosts). The
+// entry comes later than the fill, when the driver says so, as if the process had been stopped in
 // between.
 #pragma once
 
@@ -32,10 +32,10 @@ class SimulatedGates {
   // Ranks whose doorbell has rung since the last call.
   std::vector<int> take_woken() { return std::exchange(woken_, {}); }
 
-  // A rank looks at its gate from here on: separates what it saw in history().
+  // A new look of the rank at its gate begins: history() separates what it saw in each look.
   void look(int rank);
-  // What every rank has seen of its gate, and what is in the rings: with the calls and messages of
-  // all ranks this decides the state of the job.
+  // What every rank has seen of its gate, and what is in the rings. Together with the calls and
+  // messages of all ranks this decides the state of the job.
   std::string history() const;
 
  private:

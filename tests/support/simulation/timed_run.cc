@@ -30,7 +30,7 @@ void TimedRun::schedule(Nanos time, Kind kind, int rank, int from) {
   if (kind != Kind::Tick) ++busy_events_;
 }
 
-// Mostly short times, sometimes long ones: both orders of almost any two events occur.
+// Mostly short times and sometimes long ones, so that both orders of almost any two events occur.
 Nanos TimedRun::random_time(Nanos max) {
   const auto limit = static_cast<uint64_t>(max);
   return static_cast<Nanos>(random_() % 4 == 0 ? random_() % (limit + 1)
@@ -132,7 +132,7 @@ void TimedRun::handle(const Event& event) {
   }
 }
 
-// A rank that stands still has filled a place and not yet appended what it owes for that.
+// A rank that stands still may have filled a place and not yet appended the entry that it owes.
 void TimedRun::append(int rank) {
   const Nanos frozen_until = ranks_[static_cast<size_t>(rank)].frozen_until;
   if (now_ < frozen_until) return schedule(frozen_until, Kind::Append, rank);

@@ -13,10 +13,10 @@
 
 namespace horon::simulation {
 
-// Something goes wrong on one rank.
+// A fault of one rank.
 struct Fault {
-  // Die: between two events. DieSending: once it has handed over a part of the messages that it
-  // sends to several ranks at once; if it never does, it lives.
+  // Die: the rank dies between two events. DieSending: it dies once it has handed over a part of
+  // the messages that it sends to several ranks at once; if it never does, it lives.
   enum class Kind { Freeze, Die, DieSending, Fail };
   Kind kind = Kind::Freeze;
   int rank = 0;
@@ -38,29 +38,30 @@ class TimedRun {
 
   TimedRun(SimulatedCluster& cluster, const Options& options);
 
-  // Until nothing happens any more.
+  // Runs until nothing happens any more.
   void run();
-  // The same piece by piece, for a driver of several runs: nothing happens any more; when the next
-  // event is due; takes that event.
+  // The same piece by piece, for a driver of several runs. over(): nothing happens any more.
+  // next_time(): when the next event is due. step() takes that event.
   bool over() const;
   Nanos next_time() const { return events_.top().time; }
   void step();
-  // What happens to a rank from outside, not before `now`.
+  // Makes a rank fail or die from outside, not before `now`.
   void fail(int rank, const Error& error, Nanos now);
   void die(int rank, Nanos now);
-  // Ticks for `time` more; nothing may be said by who is at rest. Returns the number of messages.
+  // Ticks for `time` more, in which ranks at rest must send nothing. Returns the number of
+  // messages.
   size_t rest(Nanos time);
 
   Nanos now() const { return now_; }
-  // When something last happened, questions whether somebody lives not counted.
+  // When something last happened; Pings, Pongs and stall reports do not count.
   Nanos last_progress() const { return last_progress_; }
   // When a rank last called shutdown(), and when a batch last ended.
   Nanos last_shutdown() const { return last_shutdown_; }
   Nanos last_batch_end() const { return last_batch_end_; }
   // Faults that came when every rank had called shutdown() and batches still ran.
   int faults_at_the_end() const { return faults_at_the_end_; }
-  // For how long nothing had happened (questions whether somebody lives not counted) when the
-  // first rank ended by an error; 0 if none has.
+  // For how long nothing had happened (Pings, Pongs and stall reports do not count) when the first
+  // rank ended by an error; 0 if none has.
   Nanos silence_before_fatal() const { return silence_before_fatal_; }
 
  private:
@@ -76,9 +77,9 @@ class TimedRun {
     }
   };
   struct Rank {
-    std::vector<int> inbox;  // who sent what has arrived, in order
+    std::vector<int> inbox;  // the senders of the messages that have arrived, in order
     int finishes = 0;        // batches that may be over
-    bool awake = false;      // a Wake is on its way
+    bool awake = false;      // a Wake is scheduled
     Nanos frozen_until = 0;
     Nanos thinks_until = 0;
     Nanos last_finish = 0;
@@ -98,7 +99,7 @@ class TimedRun {
 
   SimulatedCluster& cluster_;
   const Options options_;
-  const Nanos quiet_;  // when nothing has happened for so long, nothing will
+  const Nanos quiet_;  // when nothing has happened for so long, nothing will happen
   std::mt19937_64 random_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::vector<Rank> ranks_;

@@ -18,7 +18,7 @@ using core::concat;
   throw std::invalid_argument(concat("a transcript says \"", what, "\", which is not known"));
 }
 
-// "key=value" with this key: the value.
+// Whether the word is "key=value" with this key; sets the value.
 bool has_key(const std::string& word, const std::string& key, std::string& value) {
   if (word.rfind(key + "=", 0) != 0) return false;
   value = word.substr(key.size() + 1);
@@ -141,7 +141,7 @@ class Player {
       while (cluster_->can_append(rank)) cluster_->append(rank);
       return;
     } else if (command == "look") {
-      // It reads the ring, as always when it does anything.
+      // The rank reads the ring, as always when it does anything.
     } else if (command == "fail") {
       cluster_->fail(rank, Error(ErrorCode::OperationFailed, words.at(1)));
     } else if (command == "die") {

@@ -20,8 +20,8 @@
 
 namespace horon::simulation {
 
-// The text with its own answers in place of those that stand there. Throws std::invalid_argument
-// for a command that it does not know.
+// Returns the text with the answers of this run in place of those in it. Throws
+// std::invalid_argument for a command that it does not know.
 std::string run_transcript(const std::string& text);
 
 }  // namespace horon::simulation
