@@ -281,6 +281,7 @@ void GradientSlot::inspect(std::optional<double> weight) {
 void GradientSlot::settle(const Result& result) {
   at::Tensor& current = grad();
   if (!is_own_) {
+    neutral_ = neutral_ && result.unused;  // else before_bucket() may have written there
     current.reset();
     return end_round();
   }
@@ -296,8 +297,8 @@ void GradientSlot::settle(const Result& result) {
   }
   if (!result.failed && result.late.defined()) {
     combine_late(result, defined);
-  } else if (!result.failed && !defined && is_older_sparse(current)) {
-    // No rank had anything new: the older sparse value stays.
+  } else if (!result.failed && !defined && restore_older_sparse()) {
+    // No rank had anything new that counts: the older sparse value stays.
   } else if (result.discarded || !defined) {
     current.reset();
   } else {

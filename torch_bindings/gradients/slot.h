@@ -209,6 +209,7 @@ class GradientSlot {
   // slot_sparse.cc
   bool stays_sparse(const at::Tensor& gradient) const;
   bool is_older_sparse(const at::Tensor& gradient) const;
+  bool restore_older_sparse();
   Arrival sparse_arrived(at::Tensor& gradient);
 
   Extras& extras() {

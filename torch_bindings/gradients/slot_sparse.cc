@@ -19,6 +19,16 @@ bool GradientSlot::is_older_sparse(const at::Tensor& gradient) const {
          older_sparse_._unsafe_get_target() == gradient.unsafeGetTensorImpl();
 }
 
+// True: .grad now holds the result of an earlier round and nothing else. It drops what came on this
+// rank since, which had a weight of 0.
+bool GradientSlot::restore_older_sparse() {
+  at::Tensor& current = grad();
+  if (is_older_sparse(current)) return true;
+  if (!current.defined() || !extras_ || !extras_->older_sparse.defined()) return false;
+  current = extras_->older_sparse;
+  return true;
+}
+
 // The gradient stays in .grad, where autograd adds later ones to it.
 GradientSlot::Arrival GradientSlot::sparse_arrived(at::Tensor& gradient) {
   const PlainMode plain;

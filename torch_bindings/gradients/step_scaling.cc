@@ -223,8 +223,10 @@ void StepScaling::apply(const Groups& groups) {
   const at::AutoDispatchBelowADInplaceOrView below;
   for_each_parameter(groups, [&](const at::Tensor& parameter) {
     const at::Tensor& grad = parameter.grad();
-    // An element of a sparse gradient may be the sum of several values.
-    if (clips && grad.layout() != at::kStrided) parameter.mutable_grad() = grad.coalesce();
+    // An element of a sparse gradient may be the sum of several values. The tensor stays, by which
+    // the reducer knows its result.
+    const bool is_summed = grad.layout() == at::kStrided || grad.is_coalesced();
+    if (clips && !is_summed) grad.copy_(grad.coalesce());
     const at::Tensor values = grad.layout() == at::kStrided ? grad : grad._values();
     if (factor != 1) values.mul_(factor);
     if (on_device.defined()) values.mul_(on_device);

@@ -59,6 +59,22 @@ TEST(ClipValue, OfGradientsThatStaySparse) {
   EXPECT_TRUE(w[1].equal(at::ones({2})));
 }
 
+// A step in which no rank has a new gradient leaves the older one as it is.
+TEST(ClipValue, ASparseGradientThatIsKeptCountsOnce) {
+  const at::Tensor table = leaf({4, 2}), w = leaf({2});
+  DistributedOptimizer optimizer(
+      optim::SGD({table, w}, 0.1), {},
+      {.op = ReduceOp::Sum, .sparse_as_dense = false, .clip_grad_value = 100});
+  at::embedding(table, at::tensor({1, 1}, at::kLong), -1, false, true).sum().backward();
+  for (int step = 0; step < 3; ++step) {
+    table.grad()._coalesced_(false);  // as after what the program does to it
+    optimizer.step();
+    EXPECT_EQ(table.grad().to_dense().sum().item<float>(), 4 * size());
+    w.mutable_grad().reset();
+    weighted(w, 1).backward();
+  }
+}
+
 // All ranks refuse it, also those that do not get its gradient.
 TEST(ClipValue, ComplexParametersAreRefused) {
   for (const bool shards : {false, true}) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "horon/tests/torch_bindings/gradients/gradient_support.h"
+#include "horon/torch_bindings/gradients/distributed_optimizer.h"
 
 namespace horon::reducer_scopes_test {
 namespace {
@@ -200,6 +201,25 @@ TEST(ReducerScopes, FunctionsBeforeAndAfterBuckets) {
     EXPECT_THAT(calls, ElementsAre("before seen.bucket.1", "after seen.bucket.1"));
     expect_close(w, -sum_of_ranks() / 2);
     expect_close(v, -sum_of_ranks() / 2);
+  }
+}
+
+// Of which the others have none here, step after step.
+TEST(ReducerScopes, AFunctionAddsToGradientsThatOtherRanksGet) {
+  std::vector<at::Tensor> parameters;
+  for (int i = 0; i < 6; ++i) parameters.push_back(leaf({3}, at::kDouble));
+  DistributedOptimizer optimizer(::torch::optim::SGD(parameters, 0.1), {},
+                                 {.shard_optimizer_state = true, .shard_gradients = true});
+  optimizer.before_bucket([](const BucketView& bucket) { bucket.flat.add_(1); });
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    at::Tensor loss = weighted(parameters[0], 2);
+    for (int i = 1; i < 6 && rank() == 0; ++i) loss = loss + weighted(parameters[i], 2);
+    loss.backward();
+    for (int i = 1; i < 6; ++i) {
+      if (parameters[i].grad().defined()) expect_close(parameters[i], 2.0 / size() + 1);
+    }
+    optimizer.step();
   }
 }
 

@@ -156,6 +156,24 @@ TEST(SparseReducer, WeightsScalesAndPasses) {
   }
 }
 
+TEST(SparseReducer, TheOlderValueStaysIfOneOfNoWeightComes) {
+  const at::Tensor table = table_of();
+  GradientReducer reducer({{"table", table}}, sparse_options(ReduceOp::Average));
+  looked_up(table, rank()).backward();
+  reducer.synchronize();
+  const at::Tensor older = dense_sum() / size();
+  expect_sparse(table, older);
+  for (const bool is_dense : {false, true}) {
+    reducer.set_weight(rank() == 0 ? 0 : 1);
+    if (rank() == 0) (is_dense ? weighted(table, 3) : looked_up(table, 0)).backward();
+    reducer.synchronize();
+    expect_sparse(table, older);
+  }
+  looked_up(table, rank()).backward();
+  reducer.synchronize();
+  expect_sparse(table, 2 * older);
+}
+
 TEST(SparseReducer, StepAfterOneThatFailed) {
   const at::Tensor table = table_of();
   GradientReducer reducer({{"table", table}}, sparse_options(ReduceOp::Average));
