@@ -20,8 +20,8 @@ namespace horon::bench {
 // for, once with nothing else to do and once beside a computation.
 class CostMeasurement {
  public:
-  // `runtime` and `mpi` must outlive the object. `bucket_bytes` is the size of the longest bucket,
-  // `compression` that of the buckets.
+  // `runtime` and `mpi` must outlive the object. `bucket_bytes` is the size of the longest bucket.
+  // The buckets travel in `compression`.
   CostMeasurement(core::Runtime& runtime, MpiPeer& mpi, int64_t bucket_bytes,
                   Compression compression);
 

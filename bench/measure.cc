@@ -183,8 +183,7 @@ Placement Measurement::run_placement(const Shape& shape, bool in_place) {
   auto begin = Clock::now();
   const auto count = static_cast<int>(contenders.size());
   for (int i = -options_.warmup_iters; i < options_.iters; ++i) {
-    // The limit of time counts from the first timed repetition: slow first calls take nothing of
-    // it.
+    // The time of the timed repetitions begins here: slow first calls take nothing of it.
     if (i == 0) begin = Clock::now();
     for (int turn = 0; turn < count; ++turn) {
       // Each repetition begins with another contender.

@@ -21,7 +21,7 @@ struct AllreduceCase {
   bool registered = true;  // the memory comes from World::allocate, where there is one
   int private_rank = -1;   // the only rank whose memory does not; -1: none
   int wanted_by = -1;      // the only rank that wants the result, not in place elsewhere; -1: all
-  bool writes_unwanted = true;  // false: the op must leave outputs alone that no rank wants
+  bool writes_unwanted = true;  // false: it must not write the outputs of the other ranks
   double prescale = 1.0;
   double postscale = 1.0;
 };

@@ -161,7 +161,8 @@ TEST(HostCopies, TheirMemoryIsUsedAgain) {
   EXPECT_EQ(rank.scratch->usage().bytes, size_t{64} << 10) << "one buffer of the shortest length";
 }
 
-// Batches of host tensors do not overtake it if all ranks keep the order of the log.
+// Later batches of the host do not overtake the one that waits for it, where all ranks keep the
+// order of the log.
 TEST(HostCopies, ADeviceMayTakeLongToOpen) {
   MixedRank rank;
   rank.domain->opens_in = 200;

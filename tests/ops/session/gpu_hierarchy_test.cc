@@ -21,7 +21,7 @@ namespace {
 
 class GpuHierarchy : public GpuSession {
  protected:
-  // Returns false, and skips the test, if there is one host only.
+  // Starts the session. Returns whether there are several hosts.
   bool start_hierarchy(test::HostGpuLibraries::Options options = {},
                        std::map<std::string, std::string> knobs = {}) {
     knobs["HORON_GPU_COLLECTIVES"] = "hierarchical";

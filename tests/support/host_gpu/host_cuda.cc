@@ -136,8 +136,8 @@ struct HostCuda::Stream {
     }
   }
 
-  // Called under the mutex. The graph that captures work of this stream; null: work is done at
-  // once.
+  // Called under the mutex. The graph that captures work of this stream; null: none, work is
+  // enqueued and done.
   std::shared_ptr<HostGraph> capture() const {
     std::shared_ptr<HostGraph> open = graph.lock();
     return open == nullptr || open->has_ended() ? nullptr : open;

@@ -179,7 +179,7 @@ TEST(AdasumOptimizer, WhatItRefuses) {
   EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("parameter 1 is complex"));
 }
 
-// The rank's scaler leaves its step out. The other ranks do not wait for it, and do not count it.
+// The rank's scaler leaves its step out. It takes part with no move, which counts for nothing.
 TEST(AdasumOptimizer, ARankWithInfiniteGradientsMovesByTheOthers) {
   const at::Tensor weight = at::ones({size()}).set_requires_grad(true);
   AdasumOptimizer optimizer(optim::SGD({weight}, optim::SGDOptions(1)));

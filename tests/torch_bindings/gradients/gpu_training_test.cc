@@ -383,8 +383,8 @@ TEST(GpuTraining, AModelThatMovesToTheGpuIsFollowed) {
                                  model->named_parameters(), kSmallBuckets);
   for (int i = 0; i < 4; ++i) {
     if (i == 1) model->to(device());
-    // Drops the state on the CPU, since the optimizer must have none on the GPU before its first
-    // step there.
+    // Drops the state on the CPU, which a step on the GPU can't use: the first step there begins
+    // without state.
     if (i == 1) optimizer.state().clear();
     optimizer.zero_grad();
     loss_of(model, i == 0 ? batch(0, rank()) : batch(i, rank()).to(device())).backward();

@@ -147,8 +147,8 @@ TEST(Join, OlderValuesOfSums) {
   }
 }
 
-// Only the ranks that are left have sparse gradients; the other ranks know nothing of them when
-// they are back.
+// The ranks that are left have only sparse gradients; the ranks that have joined know nothing of
+// that when they are back.
 TEST(Join, SparseGradientsWhichARankThatHasJoinedDoesNotKnow) {
   const at::Tensor table = leaf({5, 2}, at::kDouble);
   GradientReducer reducer({{"table", table}}, {.sparse_as_dense = false});
