@@ -96,8 +96,8 @@ void SetRunner::take(Submission&& submission) {
   request.ticket = live_.add();
   request.name = std::move(submission.name);  // nobody asks the submission for it any more
   LiveSubmission& live = live_.at(request.ticket);
+  live.submission = std::move(submission);  // before anything that can throw
   live.negotiation = {profiler_of(parts_.timeline), "negotiate", request.name};
-  live.submission = std::move(submission);
   if (records(parts_.timeline)) live.taken_at = Clock::now();
   controller_.submit(std::move(request));
 }

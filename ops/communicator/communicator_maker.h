@@ -66,6 +66,8 @@ class CommunicatorMaker {
   // abort_after_s or dead_after_s are over. In the last two cases it throws Error, the library is
   // abandoned, and MPI may not be called any more (MpiLibrary::may_call()).
   void connect(Communicator& communicator, uint32_t id) const;
+  // On every rank, threads may call MPI at the same time.
+  bool threads_at_once() const { return threads_at_once_; }
   // Whether the library has been abandoned on this rank.
   bool gave_mpi_up() const { return library_.abandoned(); }
   // Whether all ranks that talk to each other have abandoned it in one call, and each knows that

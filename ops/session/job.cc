@@ -126,11 +126,11 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
 // Ranks of one host ring each other in shared memory. Elsewhere the runtime's thread looks for
 // messages again and again, also while nothing is under way.
 void Job::warn_of_serialized_mpi() const {
-  if (library_->allows_threads_at_once()) return;
+  if (maker_->threads_at_once() || world_->topology().size == 1) return;
   if (world_->topology().one_host() && world_->local_group().available()) return;
   core::log(core::LogLevel::Warn,
-            "MPI runs with MPI_THREAD_SERIALIZED, and these ranks exchange messages by it at any "
-            "time: the program must make no call of MPI between horon::init() and "
+            "MPI runs with MPI_THREAD_SERIALIZED on some ranks, and the ranks exchange messages by "
+            "it at any time: the program must make no call of MPI between horon::init() and "
             "horon::shutdown(), or ask MPI_Init_thread for MPI_THREAD_MULTIPLE");
 }
 

@@ -12,6 +12,8 @@
 #include <fstream>
 #include <sstream>
 #include <string_view>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <vector>
 
@@ -199,15 +201,43 @@ void check_hash(const std::string& path, const std::string& comment) {
   }
 }
 
-// Nobody else has it. Another job may be writing the same checkpoint: one that was given the same
-// folder, or the start before of this one, on a host that was taken for lost.
-std::string make_temporary(const std::string& path) {
-  try {
-    return core::make_file_beside(path);
-  } catch (...) {
-    fail_file(path, concat("can't be created: ", core::current_error().what()));
+// A new file beside `path`, locked for as long as it is being written. Another job may be writing
+// the same checkpoint: one that was given the same folder, or an earlier start of this one, on a
+// host that was taken for lost. So the name is nobody else's, and remove_if_left() asks for the
+// lock. On a file system without locks there is none.
+class UnfinishedFile {
+ public:
+  explicit UnfinishedFile(const std::string& path) {
+    do {
+      if (file_ >= 0) close(file_);
+      try {
+        name_ = core::make_file_beside(path);
+      } catch (...) {
+        fail_file(path, concat("can't be created: ", core::current_error().what()));
+      }
+      file_ = open(name_.c_str(), O_RDWR | O_CLOEXEC);
+    } while (has_been_removed());
   }
-}
+  ~UnfinishedFile() {
+    if (file_ >= 0) close(file_);
+  }
+  UnfinishedFile(const UnfinishedFile&) = delete;
+  UnfinishedFile& operator=(const UnfinishedFile&) = delete;
+
+  const std::string& name() const { return name_; }
+
+ private:
+  // By a job that has found it before it was locked.
+  bool has_been_removed() const {
+    if (file_ < 0) return errno == ENOENT;
+    if (flock(file_, LOCK_EX | LOCK_NB) != 0) return errno == EWOULDBLOCK;
+    struct stat status {};
+    return fstat(file_, &status) == 0 && status.st_nlink == 0;
+  }
+
+  std::string name_;
+  int file_ = -1;
+};
 
 void sync_folder(const std::string& path) {
   const std::string folder = std::filesystem::path(path).parent_path().string();
@@ -230,7 +260,8 @@ std::string metric_text(const std::optional<double>& metric) {
 
 void write_checkpoint_file(const std::string& path, const CheckpointLabel& label,
                            const c10::IValue& content) {
-  const std::string temporary = make_temporary(path);
+  const UnfinishedFile unfinished(path);
+  const std::string& temporary = unfinished.name();
   std::string error;
   try {
     HashedFile file(temporary);
@@ -248,6 +279,14 @@ void write_checkpoint_file(const std::string& path, const CheckpointLabel& label
     fail_file(path, error);
   }
   sync_folder(path);
+}
+
+void remove_if_left(const std::string& unfinished) {
+  const int file = open(unfinished.c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0) return;
+  const bool is_being_written = flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  if (!is_being_written) (void)std::remove(unfinished.c_str());
+  close(file);
 }
 
 CheckpointLabel read_checkpoint_label(const std::string& path) {

@@ -31,6 +31,10 @@ std::string metric_text(const std::optional<double>& metric);
 void write_checkpoint_file(const std::string& path, const CheckpointLabel& label,
                            const c10::IValue& content);
 
+// Removes the unfinished file of a write_checkpoint_file() that was killed, but not one that any
+// process is writing now, as far as the file system has locks.
+void remove_if_left(const std::string& unfinished);
+
 // Reads the end of the file alone. Throws Error(OperationFailed) that names the file: can't be
 // read, is cut off or no checkpoint.
 CheckpointLabel read_checkpoint_label(const std::string& path);

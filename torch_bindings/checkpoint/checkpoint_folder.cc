@@ -62,8 +62,7 @@ void prepare_folder(const std::string& folder) {
 }
 
 void remove_unfinished(const std::string& folder) {
-  std::error_code ignored;
-  for (const fs::path& path : files_in(folder, is_unfinished)) fs::remove(path, ignored);
+  for (const fs::path& path : files_in(folder, is_unfinished)) remove_if_left(path.string());
 }
 
 std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder) {

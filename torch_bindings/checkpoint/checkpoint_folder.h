@@ -23,8 +23,8 @@ std::string checkpoint_path(const std::string& folder, int64_t step);
 // Makes the folder if it is not there. Throws Error(OperationFailed).
 void prepare_folder(const std::string& folder);
 
-// Removes files that a job has not finished. Only for a job that writes to the folder: where this
-// one only reads, another job may be writing.
+// Removes unfinished files, but none that another job is writing now, as far as the file system has
+// locks. So only for a job that writes to the folder itself.
 void remove_unfinished(const std::string& folder);
 
 // The newest first; those without a readable label before all others. Throws

@@ -101,10 +101,12 @@ void SparseReduction::wait() const {
 }
 
 void SparseReduction::wait(std::chrono::nanoseconds timeout) const {
-  const auto end = std::chrono::steady_clock::now() + timeout;
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
   indices_->wait(timeout);
-  values_->wait(std::max(std::chrono::nanoseconds(0),
-                         std::chrono::nanoseconds(end - std::chrono::steady_clock::now())));
+  // Not by the time of the end, which may be beyond what the clock can tell.
+  values_->wait(std::max<std::chrono::nanoseconds>(std::chrono::nanoseconds(0),
+                                                   timeout - (Clock::now() - begin)));
 }
 
 at::Tensor SparseReduction::result(ReduceOp op, double scale) const {

@@ -62,6 +62,7 @@ class PrefetchLoader {
     }
     if constexpr (kResumes) handed_out_ = sampler_.position();
   }
+  ~PrefetchLoader() { stop(); }
   PrefetchLoader(const PrefetchLoader&) = delete;  // its threads know its address
   PrefetchLoader& operator=(const PrefetchLoader&) = delete;
 
@@ -101,12 +102,7 @@ class PrefetchLoader {
   // The same without iterators: begins an epoch; the next batch, and nothing at its end. Begun
   // anew before next() was called it is the same epoch, whatever has been read ahead.
   void start() {
-    const bool is_untouched = prefetcher_ != nullptr && !asked_;
-    prefetcher_.reset();  // its threads use the sampler
-    if constexpr (requires { sampler_.put_back(handed_out_); }) {
-      // Whether they have read already is chance, and other ranks must be in the same epoch.
-      if (is_untouched) sampler_.put_back(handed_out_);
-    }
+    stop();
     sampler_.reset(std::nullopt);
     if constexpr (kResumes) handed_out_ = sampler_.position();
     asked_ = false;
@@ -152,6 +148,15 @@ class PrefetchLoader {
     Batch batch;
     SamplerPosition place;  // of the sampler, behind this batch
   };
+
+  void stop() {
+    const bool is_untouched = prefetcher_ != nullptr && !asked_;
+    prefetcher_.reset();  // its threads use the sampler
+    if constexpr (requires { sampler_.put_back(handed_out_); }) {
+      // Whether they have read already is chance, and other ranks must be in the same epoch.
+      if (is_untouched) sampler_.put_back(handed_out_);
+    }
+  }
 
   typename torch_detail::Prefetcher<Read>::Work draw() {
     auto request = sampler_.next(options_.batch_size);

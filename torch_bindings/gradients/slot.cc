@@ -281,7 +281,8 @@ void GradientSlot::inspect(std::optional<double> weight) {
 void GradientSlot::settle(const Result& result) {
   at::Tensor& current = grad();
   if (!is_own_) {
-    neutral_ = neutral_ && result.unused;  // else before_bucket() may have written there
+    // Else before_bucket() may have written there. What has failed counts as unused.
+    neutral_ = neutral_ && result.unused && !result.failed;
     current.reset();
     return end_round();
   }

@@ -2,7 +2,7 @@
 // sent while nothing happens.
 #include "horon/core/negotiation/controller.h"
 
-#include <chrono>
+#include <ctime>
 #include <map>
 #include <memory>
 #include <string>
@@ -290,17 +290,20 @@ TEST(Controller, TheStallTextForgetsWhatIsComplete) {
 
 // A rank that was late submits one after the other, and each makes the text anew.
 TEST(Controller, AReportOfThousandsCostsNoMoreThanOneOfTen) {
-  Coordinator coordinator({.ranks = {0, 1}});
-  Ready ready;
-  ready.spec = tensor("x");
-  for (int i = 0; i < 100'000; ++i) {
-    ready.name = std::to_string(i);
-    coordinator.take(0, ready, 0, i);
-  }
-  const auto begin = std::chrono::steady_clock::now();
-  for (int i = 0; i < 2000; ++i) (void)coordinator.stall_report(kSecond, kMillisecond);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
-  EXPECT_THAT(coordinator.stall_report(kSecond, kSecond - 11), HasSubstr("; and 2 more tensors"));
+  const auto time_of_reports = [](int entries) {
+    Coordinator coordinator({.ranks = {0, 1}});
+    Ready ready;
+    ready.spec = tensor("x");
+    for (int i = 0; i < entries; ++i) {
+      ready.name = std::to_string(i);
+      coordinator.take(0, ready, 0, i);
+    }
+    EXPECT_THAT(coordinator.stall_report(kSecond, kSecond - 11), HasSubstr("; and 2 more tensors"));
+    const std::clock_t begin = std::clock();  // of this process: others may take the core
+    for (int i = 0; i < 200; ++i) (void)coordinator.stall_report(kSecond, kMillisecond);
+    return std::clock() - begin;
+  };
+  EXPECT_LT(time_of_reports(200'000), 5 * time_of_reports(12) + CLOCKS_PER_SEC / 50);
 }
 
 // Rank 0's controller after it left a set of two by shutdown() or leave(); rank 1 says nothing.

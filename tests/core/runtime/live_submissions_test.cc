@@ -1,7 +1,7 @@
 #include "horon/core/runtime/live_submissions.h"
 
-#include <chrono>
 #include <cstdint>
+#include <ctime>
 
 #include <gtest/gtest.h>
 
@@ -33,14 +33,17 @@ TEST(LiveSubmissions, ACellIsUsedOnWhenItsGenerationsBeginAgain) {
 }
 
 // A job that fails ends all that is under way. By the square of their number this were seconds.
-TEST(LiveSubmissions, ThousandsThatEndTakeNoTime) {
-  LiveSubmissions live;
-  for (int i = 0; i < 100'000; ++i) (void)live.add();
-  const auto begin = std::chrono::steady_clock::now();
-  while (!live.empty()) live.erase(live.any());
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
-  const Ticket next = live.add();
-  EXPECT_EQ(live.any(), next);
+TEST(LiveSubmissions, TheTimeOfThousandsIsProportionalToTheirNumber) {
+  const auto time_of = [](int count) {
+    const std::clock_t begin = std::clock();  // of this process: others may take the core
+    LiveSubmissions live;
+    for (int i = 0; i < count; ++i) (void)live.add();
+    while (!live.empty()) live.erase(live.any());
+    const Ticket next = live.add();
+    EXPECT_EQ(live.any(), next);
+    return std::clock() - begin;
+  };
+  EXPECT_LT(time_of(100'000), 40 * time_of(10'000) + CLOCKS_PER_SEC / 50);
 }
 
 TEST(LiveSubmissionsDeathTest, ATicketThatHasEndedIsFoundOut) {

@@ -2,13 +2,16 @@
 // content.
 #include "horon/torch_bindings/checkpoint/checkpoint_file.h"
 
+#include <atomic>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
 #include <string>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -22,6 +25,7 @@
 
 #include "horon/tests/support/grouping_locale.h"
 #include "horon/tests/torch_bindings/session_environment.h"
+#include "horon/torch_bindings/checkpoint/checkpoint_folder.h"
 #include "horon/torch_bindings/checkpoint/checkpoints.h"
 #include "horon/torch_bindings/checkpoint/opened_checkpoint.h"
 #include "horon/torch_bindings/collectives/bytes.h"
@@ -84,6 +88,30 @@ TEST_F(CheckpointFile, JobsThatWriteTheSameOneLeaveAWholeOne) {
     barrier();
     EXPECT_EQ(test::error_of([&] { torch_detail::read_checkpoint_file(path); }), "no error");
   }
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
+}
+
+// As the first save() of another job in this folder, while this one writes.
+TEST_F(CheckpointFile, AJobThatTidiesUpLeavesWhatAnotherOneIsWriting) {
+  if (rank() != 0) return;
+  const std::string path = folder_ + "/step-000000000001.pt", left = path + ".tmp1";
+  std::ofstream(left) << "of a job that was killed";
+  c10::impl::GenericDict content = dictionary();
+  content.insert("tensor", at::zeros({16 << 20}));
+  std::atomic<bool> is_over{false};
+  std::thread other([&] {
+    while (!is_over) torch_detail::remove_unfinished(folder_);
+  });
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(test::error_of([&] {
+                torch_detail::write_checkpoint_file(path, {.number = 1, .step = 1, .metric = {}},
+                                                    content);
+              }),
+              "no error");
+  }
+  is_over = true;
+  other.join();
+  EXPECT_EQ(test::error_of([&] { torch_detail::read_checkpoint_file(path); }), "no error");
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
 }
 

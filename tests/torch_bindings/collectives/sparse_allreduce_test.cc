@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <limits>
+#include <thread>
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -91,6 +92,15 @@ TEST(SparseAllreduce, ATimeoutIsNotTheEnd) {
   const at::Tensor result =
       rank() == 0 ? sparse_allreduce(table(at::kFloat), {.name = "late"}) : go.wait();
   EXPECT_EQ(result.size(0), 20);
+}
+
+TEST(SparseAllreduce, TheLongestLimitIsNoLimit) {
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
+  for (int call = 0; call < 20; ++call) {
+    if (rank() == 0) std::this_thread::sleep_for(1ms);  // the others wait by then
+    const SparseHandle sum = sparse_allreduce_async(table(at::kFloat), {.name = "endless"});
+    EXPECT_EQ(sum.wait(std::chrono::nanoseconds::max()).size(0), 20);
+  }
 }
 
 TEST(SparseAllreduce, AverageDividesByTheRanksThatAreLeft) {

@@ -231,6 +231,15 @@ TEST(PrefetchLoader, BegunAnewBeforeABatchWasTakenIsInTheSameEpoch) {
   rest.erase(rest.begin(), rest.begin() + 15);
   EXPECT_EQ(drawn_after_a_start(nothing), rest);
 
+  DistributedRandomSampler shared(50, options);
+  {
+    PrefetchLoader left(Numbers{}, shared, {.batch_size = 5});
+    left.start();
+    while (shared.position().drawn == 0) std::this_thread::yield();
+  }
+  PrefetchLoader another(Numbers{}, shared, {.batch_size = 50});
+  for (const auto& batch : another) EXPECT_EQ(batch, epoch_of(50, options, 0));
+
   DistributedStreamSampler records({.num_replicas = 1, .rank = 0, .records = 50});
   struct Firsts {
     static size_t get_batch(const StreamBatch& batch) { return batch.first; }

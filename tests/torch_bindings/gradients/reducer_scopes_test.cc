@@ -210,11 +210,20 @@ TEST(ReducerScopes, AFunctionAddsToGradientsThatOtherRanksGet) {
   for (int i = 0; i < 6; ++i) parameters.push_back(leaf({3}, at::kDouble));
   DistributedOptimizer optimizer(::torch::optim::SGD(parameters, 0.1), {},
                                  {.shard_optimizer_state = true, .shard_gradients = true});
-  optimizer.before_bucket([](const BucketView& bucket) { bucket.flat.add_(1); });
-  for (int step = 0; step < 3; ++step) {
+  bool throws = false;
+  optimizer.before_bucket([&](const BucketView& bucket) {
+    bucket.flat.add_(1);
+    if (throws && rank() == 0) throw std::runtime_error("once");
+  });
+  for (int step = 0; step < 5; ++step) {
+    throws = step == 2;  // what the others have written before does not count later
     optimizer.zero_grad();
     at::Tensor loss = weighted(parameters[0], 2);
     for (int i = 1; i < 6 && rank() == 0; ++i) loss = loss + weighted(parameters[i], 2);
+    if (throws) {
+      EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("once"));
+      continue;
+    }
     loss.backward();
     for (int i = 1; i < 6; ++i) {
       if (parameters[i].grad().defined()) expect_close(parameters[i], 2.0 / size() + 1);
