@@ -1,16 +1,14 @@
 // What a profiler sees of a session's collectives by NVTX.
 #include "horon/ops/cuda/nvtx_ranges.h"
 
-#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
+#include "horon/tests/ops/session/blocking_sum.h"
 #include "horon/tests/support/mpi_main.h"
 #include "horon/tests/support/nvtx_profiler.h"
 
@@ -19,25 +17,13 @@ namespace {
 
 using test::nvtx_profiler;
 
-void sum_of_two(const std::string& name) {
-  core::EntrySpec spec;
-  spec.parts = {{"", {2}}};
-  core::Submission submission;
-  submission.name = name;
-  submission.spec = std::make_shared<const core::EntrySpec>(spec);
-  const auto values = std::make_shared<std::vector<float>>(2, 1.0F);
-  auto* const data = reinterpret_cast<std::byte*>(values->data());
-  submission.memory.push_back({data, data, 2});
-  submission.keep_alive = values;
-  (void)ops::runtime().run(std::move(submission))->get();
-  EXPECT_EQ(values->back(), static_cast<float>(test_size()));
-}
-
 TEST(NvtxRanges, ShowTheNegotiationAndTheWorkOfEachCollective) {
   constexpr int kCalls = 30;  // the last ones start without a message
   for (const std::string name : {"of.first.job", "of.second.job"}) {
     init_session();
-    for (int call = 0; call < kCalls; ++call) sum_of_two(name);
+    for (int call = 0; call < kCalls; ++call) {
+      EXPECT_EQ(test::blocking_sum(name, {1, 1}).back(), static_cast<float>(test_size()));
+    }
     shutdown();
     const auto negotiated = nvtx_profiler().ranges_named("negotiate " + name);
     const auto reduced = nvtx_profiler().ranges_named("allreduce " + name);

@@ -10,6 +10,7 @@
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
+#include "horon/tests/ops/session/blocking_sum.h"
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/support/long_enough.h"
 #include "horon/tests/support/mpi_main.h"
@@ -25,18 +26,7 @@ using testing::StartsWith;
 
 // The sum of each member's rank + 1.
 float sum_of(const ProcessSet& set) {
-  const auto value = std::make_shared<float>(static_cast<float>(rank() + 1));
-  auto spec = std::make_shared<core::EntrySpec>();
-  spec->parts = {{"sum", {1}}};
-  auto* const data = reinterpret_cast<std::byte*>(value.get());
-  core::Submission submission;
-  submission.set = set.id();
-  submission.name = "sum";
-  submission.spec = std::move(spec);
-  submission.memory = {{data, data, 1}};
-  submission.keep_alive = value;
-  (void)ops::runtime().run(std::move(submission))->get();
-  return *value;
+  return test::blocking_sum("sum", {static_cast<float>(rank() + 1)}, set.id()).front();
 }
 
 float expected_sum(const ProcessSet& set) {

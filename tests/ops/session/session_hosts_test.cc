@@ -11,6 +11,7 @@
 
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
+#include "horon/tests/ops/session/blocking_sum.h"
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/support/mpi_main.h"
 #include "horon/tests/support/statistics_between_collectives.h"
@@ -19,19 +20,9 @@ namespace horon {
 namespace {
 
 void sum(const std::string& name, uint32_t set = 0, float expected = 0) {
-  auto data = std::make_shared<std::vector<float>>(3, static_cast<float>(rank() + 1));
-  auto spec = std::make_shared<core::EntrySpec>();
-  spec->parts = {{name, {3}}};
-  core::Submission submission;
-  submission.set = set;
-  submission.name = name;
-  submission.spec = std::move(spec);
-  auto* const bytes = reinterpret_cast<std::byte*>(data->data());
-  submission.memory = {{bytes, bytes, 3}};
-  submission.keep_alive = data;
-  (void)ops::runtime().run(std::move(submission))->get();
+  const auto mine = static_cast<float>(rank() + 1);
   if (set == 0) expected = static_cast<float>(size() * (size() + 1) / 2);
-  EXPECT_EQ(std::ranges::count(*data, expected), 3);
+  EXPECT_EQ(std::ranges::count(test::blocking_sum(name, {mine, mine, mine}, set), expected), 3);
 }
 
 // The number of messages that this rank sends for one frozen start of the world; it receives as

@@ -17,6 +17,7 @@
 
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
+#include "horon/tests/ops/session/blocking_sum.h"
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/support/mpi_main.h"
 
@@ -30,17 +31,7 @@ using testing::StartsWith;
 
 // One value of each rank, summed.
 void sum_of_ones(const std::string& name) {
-  core::EntrySpec spec;
-  spec.parts = {{"", {1}}};
-  core::Submission submission;
-  submission.name = name;
-  submission.spec = std::make_shared<const core::EntrySpec>(spec);
-  const auto value = std::make_shared<float>(1.0F);
-  auto* const data = reinterpret_cast<std::byte*>(value.get());
-  submission.memory.push_back({data, data, 1});
-  submission.keep_alive = value;
-  (void)ops::runtime().run(std::move(submission))->get();
-  EXPECT_EQ(*value, static_cast<float>(test_size()));
+  EXPECT_EQ(test::blocking_sum(name, {1}).front(), static_cast<float>(test_size()));
 }
 
 // After a start that failed everywhere, the job starts anew and works.
