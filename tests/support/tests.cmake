@@ -30,6 +30,6 @@ horon_mpirun_test(mpi_main_test.file mpi_main_test 2 ARGS --file=mpi_main_test)
 
 mpi_main_case(failure_is_named FailsOnTheLastRank "[rank 2] as it should")
 mpi_main_case(first_rank_tells FailsOnTheLastRank "[  FAILED  ] on another rank")
-mpi_main_case(hang_is_named HangsOnTheLastRank
-              "[rank 2] watchdog: not done after 40 s, at: MpiMain.DISABLED_HangsOnTheLastRank"
+mpi_main_case(hang_is_named HangsOnAllRanks
+              "[rank 2] watchdog: not done after 40 s, at: MpiMain.DISABLED_HangsOnAllRanks"
               --watchdog-s=40)
