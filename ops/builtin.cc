@@ -17,6 +17,7 @@
 #include "horon/ops/cuda/cuda_memory.h"
 #include "horon/ops/cuda/pinned_memory.h"
 #include "horon/ops/cuda/staged_op.h"
+#include "horon/ops/hierarchical/eager_reduction.h"
 #include "horon/ops/hierarchical/hierarchical_allreduce.h"
 #include "horon/ops/hierarchical/hosts_exchange.h"
 #include "horon/ops/hierarchical/message_exchange.h"
@@ -248,6 +249,13 @@ std::unique_ptr<core::Gate> make_gate(const Communicator& communicator,
       group.local_size(),
       [shared = communicator.shared_local_group()] { shared->ring_all_others(); },
       [shared = communicator.shared_local_group()] { shared->doorbell(0).ring(); });
+}
+
+std::function<void(const core::Batch&, std::span<const std::byte* const>)> make_eager_reduction(
+    const Communicator& communicator, const core::Config& config) {
+  const bool chosen = config.allreduce == "auto" || config.allreduce == "hier";
+  if (!chosen || !spans_hosts(communicator)) return nullptr;
+  return EagerReduction(communicator.topology());
 }
 
 std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "horon/core/base/config.h"
@@ -24,6 +26,12 @@ size_t builtin_area_bytes(const core::Topology& topology, const core::Config& co
 // The gate at which the members of a set on this host start frozen entries together; null unless
 // the members of each host share memory. The same answer on all members.
 std::unique_ptr<core::Gate> make_gate(const Communicator& communicator, const core::Config& config);
+
+// What makes the result of an allreduce whose elements travel with the votes
+// (core::SetResources::reduce): the same bits as the op of this set. Empty if that is not
+// hier_allreduce. The same answer on all members.
+std::function<void(const core::Batch&, std::span<const std::byte* const>)> make_eager_reduction(
+    const Communicator& communicator, const core::Config& config);
 
 // Every member makes the same list, from facts that are the same on all of them. The communicator
 // must outlive the ops. `scratch`: for what they convert and stage. `gpu`: null, or each member has

@@ -19,6 +19,7 @@ namespace horon::core {
 
 struct Config {
   int64_t fusion_bytes_max = 64 << 20;     // HORON_FUSION_BYTES
+  int64_t eager_bytes = 4 << 10;           // HORON_EAGER_BYTES
   int64_t bucket_bytes = 4 << 20;          // HORON_BUCKET_BYTES
   int64_t first_bucket_bytes = 256 << 10;  // HORON_FIRST_BUCKET_BYTES
   int64_t piece_bytes = 0;                 // HORON_PIECE_BYTES, 0: the op chooses

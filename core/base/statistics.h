@@ -13,7 +13,8 @@ struct Statistics {
   // Entries (a tensor, a group or a bucket under one name) by the way in which they were started.
   uint64_t negotiated_starts = 0;  // by a Plan, a message of the coordinator
   uint64_t frozen_starts = 0;      // by the gates in shared memory, without a Plan
-  // The collectives that ran them: fewer, where several were fused.
+  uint64_t eager_starts = 0;       // between hosts, by the votes: they carried the elements
+  // The collectives that ran the first two kinds: fewer, where several were fused.
   uint64_t negotiated_batches = 0;
   uint64_t frozen_batches = 0;
   uint64_t void_starts = 0;  // filled by all ranks, but thawed before the start: then negotiated
@@ -45,6 +46,7 @@ struct StatisticName {
 inline constexpr std::array kStatisticNames = {
     StatisticName{"negotiated starts", &Statistics::negotiated_starts},
     StatisticName{"frozen starts", &Statistics::frozen_starts},
+    StatisticName{"eager starts", &Statistics::eager_starts},
     StatisticName{"negotiated batches", &Statistics::negotiated_batches},
     StatisticName{"frozen batches", &Statistics::frozen_batches},
     StatisticName{"void starts", &Statistics::void_starts},

@@ -36,12 +36,17 @@ Controller::Controller(const Options& options)
   coordinator.alone_bytes = options.alone_bytes;
   coordinator.batches_in_flight_max = options.batches_in_flight_max;
   coordinator.host_of = options_.host_of;
+  coordinator.eager = sends_eagerly();
   if (options.gate != nullptr) coordinator.freeze_after = options.freeze_after;
   coordinator.frozen_max = options.frozen_max;
   coordinator_ = std::make_unique<Coordinator>(coordinator);
 }
 
 Controller::~Controller() = default;
+
+bool Controller::sends_eagerly() const {
+  return options_.eager && several_hosts() && options_.size <= kEagerMembersMax;
+}
 
 bool Controller::several_hosts() const {
   return options_.host_of != std::vector<int>(options_.host_of.size());
@@ -53,6 +58,7 @@ Member::Options Controller::member_options() {
   member.index = options_.rank;
   member.ranks = options_.ranks;
   member.several_hosts = several_hosts();
+  member.sends_eagerly = sends_eagerly();
   member.first_of_host = std::find(options_.host_of.begin(), host, *host) == host;
   if (options_.gate != nullptr && member.several_hosts && options_.rank == kCoordinatorRank) {
     spreading_gate_.emplace(*options_.gate, outbox_);
@@ -150,6 +156,7 @@ void Controller::take_item(int from, const Item& item, uint64_t applied) {
                    end(Error(abort.code, abort.text));
                  },
                  [&](const RingItem& ring_item) { take_ring_item(from, ring_item, applied); },
+                 [&](const Eager& eager) { take_eager(from, eager, applied); },
                  [&](const auto&) {
                    if (coordinator_ == nullptr) {
                      throw Error(ErrorCode::Internal,
@@ -170,6 +177,12 @@ void Controller::take_ring_item(int from, const RingItem& item, uint64_t applied
   }
   last_progress_ = now_;
   member_.copy(item);
+}
+
+void Controller::take_eager(int from, const Eager& eager, uint64_t applied) {
+  last_progress_ = now_;
+  if (coordinator_ != nullptr) coordinator_->take(from, eager, applied, now_);
+  member_.take_eager(from, eager, effects_);
 }
 
 void Controller::take_record(int from, const Item& item) {
@@ -320,6 +333,12 @@ std::vector<Item> Controller::decide() {
 void Controller::settle_news() {
   for (;;) {
     const bool moved = advance();
+    for (const Eager& eager : member_.take_eager_news()) {
+      outbox_.to_all(eager);
+      member_.gather(eager.id, effects_);
+      if (coordinator_ != nullptr)
+        coordinator_->take(options_.rank, eager, member_.applied(), now_);
+    }
     std::vector<Item> news = member_.take_news();
     if (coordinator_ == nullptr) {
       for (Item& item : news) outbox_.to_one(kCoordinatorRank, std::move(item));

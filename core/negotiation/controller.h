@@ -26,12 +26,17 @@ namespace horon::core {
 
 class Controller {
  public:
+  // With more of them, the messages from each to all others would take longer than a record.
+  static constexpr int kEagerMembersMax = 8;
+
   struct Options {
     int rank = 0;  // among the members
     int size = 1;
     std::vector<int> ranks = {};  // as EntrySpec::root and texts name members; empty: 0, 1, ...
     // By member, numbered in the order of each host's first member; empty: all are on one host.
     std::vector<int> host_of = {};
+    // Members on several hosts may send Eager, if there are at most kEagerMembersMax.
+    bool eager = false;
     uint32_t set = 0;        // its number, in every message
     bool may_leave = false;  // members leave the set when they like, and their jobs go on
     int64_t fusion_bytes_max = 64 << 20;
@@ -93,6 +98,8 @@ class Controller {
 
   // No submission is pending and no batch runs: no tick is needed.
   bool at_rest() const;
+  // Whether Request::elements are of use in this set.
+  bool sends_eagerly() const;
   // Until the next event take_effects() brings nothing, and tick() is not urgent: the member rests,
   // or waits for messages or for batches. Call it after take_effects().
   bool is_idle() const { return !member_.watches_ring() && !waits_for_room_; }
@@ -116,6 +123,7 @@ class Controller {
  private:
   void take_item(int from, const Item& item, uint64_t applied);
   void take_ring_item(int from, const RingItem& item, uint64_t applied);
+  void take_eager(int from, const Eager& eager, uint64_t applied);
   void take_record(int from, const Item& item);
   // Reads the ring of the gate. True if anything was done.
   bool advance();

@@ -33,7 +33,8 @@ Coordinator::Coordinator(const Options& options)
       filled_hosts_(options.host_of),
       joined_(options.ranks.size()),
       shut_(options.ranks.size()),
-      drained_(options.ranks.size()) {}
+      drained_(options.ranks.size()),
+      ahead_(options.ranks.size()) {}
 
 std::string Coordinator::name_members(const std::vector<int>& members) const {
   std::vector<int> ranks;
@@ -45,7 +46,7 @@ size_t Coordinator::extents_said(const EntrySpec& spec, size_t member) const {
   return spec.parts.size() * extents_of_part(spec, options_.ranks[member] == spec.root, size_);
 }
 
-void Coordinator::take(int from, const Item& item, uint64_t applied, Nanos now) {
+void Coordinator::take_now(int from, const Item& item, uint64_t applied, Nanos now) {
   const auto member = static_cast<size_t>(from);
   if (is_away_item(item) && freezer_.drops_away(applied)) return;
   if (shut_.at(member) != std::holds_alternative<Drained>(item)) {
@@ -53,6 +54,7 @@ void Coordinator::take(int from, const Item& item, uint64_t applied, Nanos now) 
   }
   std::visit(Overloaded{
                  [&](const Ready& ready) { take_ready(from, ready, now); },
+                 [&](const Eager& eager) { take_eager(from, eager, now); },
                  [&](const Refused& refused) { take_refused(from, refused, now); },
                  [&](const Join&) {
                    if (joined_[member]) broken(from, "it joined twice");
@@ -123,6 +125,7 @@ void Coordinator::take_ready(int from, const Ready& ready, Nanos now) {
   Vote& vote = vote_of(entry, from);
   vote.kind = Vote::Kind::Ready;
   vote.spec = spec;
+  vote.wants_eager = ready.eager;
   vote.absent = ready.absent;
   vote.extents = ready.extents;
   for (const Vote& other : entry.votes) {
@@ -188,12 +191,14 @@ std::vector<Item> Coordinator::decide() {
   std::vector<Item> log;
   if (ended_) return log;
   freezer_.thaw(log, log_size_);
-  for (const EntryIterator entry : complete_) {
-    close(*entry, log);
-    by_name_.erase(entry->name);
-    entries_.erase(entry);
-  }
-  complete_.clear();
+  do {
+    for (const EntryIterator entry : complete_) {
+      close(*entry, log);
+      by_name_.erase(entry->name);
+      entries_.erase(entry);
+    }
+    complete_.clear();
+  } while (catch_up());
   const bool all_away = away_count_ == size_;
   plan(log, all_away);
   if (all_away && last_joined_ >= 0) {
@@ -212,6 +217,7 @@ std::vector<Item> Coordinator::decide() {
 }
 
 void Coordinator::close(Entry& entry, std::vector<Item>& log) {
+  if (is_served_eagerly(entry)) return;  // each member knows it
   if (std::optional<Fail> fail = verdict(entry)) {
     freezer_.break_row(entry.name);
     log.emplace_back(*std::move(fail));
@@ -320,7 +326,10 @@ ClosedEntry Coordinator::closed(const Entry& entry) const {
       out.joined.push_back(static_cast<int>(member));
       continue;
     }
-    if (out.spec == nullptr) out.spec = vote.spec;
+    if (out.spec == nullptr) {
+      out.spec = vote.spec;
+      out.eager = options_.eager && vote.wants_eager;
+    }
     some_absent = some_absent || !vote.absent.empty();
   }
   for (size_t member = 0; member < entry.votes.size(); ++member) {
@@ -375,9 +384,10 @@ PlannedEntry Coordinator::planned(ClosedEntry entry, bool may_freeze) {
   out.id = ids_.find(entry.name, entry.spec);
   const bool is_new = out.id == kNoId;
   if (is_new) {
-    out.id = ids_.give(entry.name, entry.spec);
+    out.id = ids_.give(entry.name, entry.spec, entry.eager);
     freezer_.break_row(entry.name);  // the id may have stood for a spec that was planned before
   }
+  may_freeze = may_freeze && !(options_.eager && ids_.is_eager(out.id));
   const bool each_is_told_its_own = entry.spec->kind == CollectiveKind::Alltoall;
   const size_t numbers_told =
       each_is_told_its_own ? extents_told(*entry.spec, options_.ranks) : entry.extents.size();
@@ -392,6 +402,7 @@ PlannedEntry Coordinator::planned(ClosedEntry entry, bool may_freeze) {
   if (!is_new) return out;
   out.name = std::move(entry.name);
   out.spec = std::move(entry.spec);
+  out.eager = entry.eager;
   return out;
 }
 

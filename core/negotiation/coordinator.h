@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <optional>
 #include <span>
@@ -41,6 +42,7 @@ class Coordinator {
     int freeze_after = 0;  // see Controller::Options
     size_t frozen_max = Gate::kCounters;
     std::vector<int> host_of = {};  // see Controller::Options
+    bool eager = false;             // members may send Eager
   };
 
   static constexpr size_t kReportedMax = 10;
@@ -48,7 +50,7 @@ class Coordinator {
   explicit Coordinator(const Options& options);
 
   // Takes one item of a member that had applied `applied` records: Ready, Refused, Join, Shutdown,
-  // Drained, Deviate, Filled. Throws Error(Internal) if the member breaks the protocol.
+  // Drained, Deviate, Filled, Eager. Throws Error(Internal) if the member breaks the protocol.
   void take(int from, const Item& item, uint64_t applied, Nanos now);
   // The gate has started so many batches on this rank, with the entries of these places.
   void frozen_started(uint64_t batches, std::span<const Place> places);
@@ -94,6 +96,8 @@ class Coordinator {
   struct Vote {
     enum class Kind : uint8_t { None, Ready, Refused };
     Kind kind = Kind::None;
+    bool wants_eager = false;  // Ready::eager
+    bool eager = false;        // Ready, and all members have been sent the elements
     SpecPtr spec;
     std::vector<bool> absent;
     std::vector<int64_t> extents;
@@ -109,6 +113,21 @@ class Coordinator {
     bool complete() const { return awaited == 0; }
   };
   using EntryIterator = std::list<Entry>::iterator;
+
+  // What a member has said behind its Eager for an entry that still lacks another member's. It has
+  // heard from all, so that one is on its way; until it comes, the member's words wait here.
+  struct Ahead {
+    Item item;
+    uint64_t applied = 0;
+  };
+  // Whether the item must wait behind an entry that the member knows to be served.
+  bool is_ahead(int from, const Item& item) const;
+  const std::string* name_of(const Item& item) const;
+  // Takes what has waited for entries that are closed now. True if anything was taken.
+  bool catch_up();
+  void take_now(int from, const Item& item, uint64_t applied, Nanos now);
+  void take_eager(int from, const Eager& eager, Nanos now);
+  static bool is_served_eagerly(const Entry& entry);
 
   void take_ready(int from, const Ready& ready, Nanos now);
   void take_refused(int from, const Refused& refused, Nanos now);
@@ -164,6 +183,9 @@ class Coordinator {
   uint64_t drained_sum_ = 0;       // of drained_
   int in_flight_ = 0;
   EntryIds ids_;
+  std::vector<std::deque<Ahead>> ahead_;  // by member
+  size_t ahead_count_ = 0;
+  Nanos now_ = 0;  // of the latest item
 };
 
 }  // namespace horon::core

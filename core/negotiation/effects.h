@@ -1,6 +1,7 @@
 // What the controller asks its caller to do: send messages, start batches, finish submissions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -43,6 +44,14 @@ struct Finished {
   int last_joined = -1;        // join(): who came last
 };
 
+// All members have sent their elements of this submission (Eager): it is over once they are
+// reduced.
+struct GatheredEntry {
+  Ticket ticket = 0;
+  std::string name;
+  std::vector<std::vector<std::byte>> elements;  // by member
+};
+
 struct Outgoing {
   int to = 0;
   SharedBytes bytes;  // shared by messages with the same items
@@ -51,6 +60,7 @@ struct Outgoing {
 struct Effects {
   std::vector<Outgoing> messages;
   std::vector<StartBatch> starts;
+  std::vector<GatheredEntry> gathered;
   std::vector<Finished> finished;
   std::vector<Found> found;           // answers to Controller::seek()
   std::vector<std::string> warnings;  // lines for people
@@ -63,6 +73,7 @@ struct Effects {
   void clear() {
     messages.clear();
     starts.clear();
+    gathered.clear();
     finished.clear();
     found.clear();
     warnings.clear();

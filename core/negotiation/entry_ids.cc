@@ -20,35 +20,45 @@ EntryId EntryIds::find(const std::string& name, const SpecPtr& spec) {
   return kNoId;
 }
 
-EntryId EntryIds::give(const std::string& name, const SpecPtr& spec) {
+EntryId EntryIds::give(const std::string& name, const SpecPtr& spec, bool eager) {
   const auto named = by_name_.find(name);
   const size_t count = named == by_name_.end() ? 0 : named->second.count;
   if (count == kSpecsPerName || (used_up() && count > 0)) {
     OfName& of_name = named->second;
     const EntryId id = of_name.ids.at(of_name.oldest);
-    known_[id - 1].spec = spec;
+    known_[id - 1] = {name, spec, eager};
     of_name.oldest = (of_name.oldest + 1) % of_name.count;
     return id;
   }
   if (used_up()) return kNoId;
-  known_.push_back({name, spec});
+  known_.push_back({name, spec, eager});
   OfName& of_name = by_name_[name];
   of_name.ids.at(of_name.count++) = static_cast<EntryId>(known_.size());
   return static_cast<EntryId>(known_.size());
 }
 
-bool EntryIds::note(EntryId id, const std::string& name, const SpecPtr& spec) {
+bool EntryIds::note(EntryId id, const std::string& name, const SpecPtr& spec, bool eager) {
   if (const Known* const known = get(id)) {
     if (known->name != name) return false;
-    known_[id - 1].spec = spec;
+    known_[id - 1] = {name, spec, eager};
     return true;
   }
   if (id != known_.size() + 1 || used_up()) return false;
   OfName& of_name = by_name_[name];
   if (of_name.count == kSpecsPerName) return false;
-  known_.push_back({name, spec});
+  known_.push_back({name, spec, eager});
   of_name.ids.at(of_name.count++) = id;
   return true;
+}
+
+EntryId EntryIds::only_id(const std::string& name) const {
+  const auto named = by_name_.find(name);
+  return named != by_name_.end() && named->second.count == 1 ? named->second.ids[0] : kNoId;
+}
+
+bool EntryIds::is_eager(EntryId id) const {
+  const Known* const known = get(id);
+  return known != nullptr && known->eager && only_id(known->name) == id;
 }
 
 const EntryIds::Known* EntryIds::get(EntryId id) const {

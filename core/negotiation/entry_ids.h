@@ -24,14 +24,20 @@ class EntryIds {
   struct Known {
     std::string name;
     SpecPtr spec;
+    bool eager = false;
   };
 
   // kNoId if this spec has not been agreed for this name.
   EntryId find(const std::string& name, const SpecPtr& spec);
   // For the coordinator: gives an id to what find() does not know. kNoId if none is left.
-  EntryId give(const std::string& name, const SpecPtr& spec);
+  EntryId give(const std::string& name, const SpecPtr& spec, bool eager = false);
   // For members: notes the id of a Plan. False if no coordinator can have given it.
-  bool note(EntryId id, const std::string& name, const SpecPtr& spec);
+  bool note(EntryId id, const std::string& name, const SpecPtr& spec, bool eager = false);
+  // Whether members may send Eager for this id, the same on all members that vote for it. Not once
+  // its name has other ids: what is agreed about the name must then be in the log.
+  bool is_eager(EntryId id) const;
+  // The id of a name that has one; else kNoId.
+  EntryId only_id(const std::string& name) const;
   // Null if the id was never given.
   const Known* get(EntryId id) const;
   // find() compares pointers before values: the next submission probably brings this pointer.

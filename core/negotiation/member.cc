@@ -16,6 +16,7 @@ Member::Member(Options options)
       index_(options_.index),
       ranks_(options_.ranks),
       size_(static_cast<int>(ranks_.size())),
+      eager_votes_(ranks_.size()),
       frozen_(options_.alone_bytes) {}
 
 void Member::submit(Request request, Effects& effects) {
@@ -72,9 +73,16 @@ void Member::say(const std::string& name, const Vote& vote) {
 void Member::say_ready(const Request& request) {
   Ready ready;
   ready.id = ids_.find(request.name, request.spec);
+  if (options_.sends_eagerly && request.eager && ids_.is_eager(ready.id)) {
+    Eager eager{ready.id, eager_votes_.round(ready.id), request.elements};
+    eager_votes_.keep(static_cast<size_t>(index_), eager);
+    eager_news_.push_back(std::move(eager));
+    return;
+  }
   if (ready.id == kNoId) {
     ready.name = request.name;
     ready.spec = request.spec;
+    ready.eager = request.eager;
   }
   ready.absent = request.absent;
   ready.extents = request.extents;
@@ -140,6 +148,30 @@ void Member::say_drained() {
   news_.emplace_back(Drained{batches_ended_});
 }
 
+void Member::take_eager(int from, const Eager& eager, Effects& effects) {
+  if (!options_.sends_eagerly) broken("elements came that nobody sends here");
+  eager_votes_.keep(static_cast<size_t>(from), eager);
+  gather(eager.id, effects);
+}
+
+void Member::gather(EntryId id, Effects& effects) {
+  GatheredEntry gathered;
+  gathered.elements = eager_votes_.take_complete(id);
+  if (gathered.elements.empty()) return;
+  const EntryIds::Known* const known = ids_.get(id);
+  if (known == nullptr) broken("all members sent elements for an id that was never agreed");
+  const auto own = unserved_.find(known->name);
+  if (own == unserved_.end() || own->second.said.refused) {
+    broken(
+        concat("all members sent elements of \"", known->name, "\", which is not unserved here"));
+  }
+  gathered.name = known->name;
+  gathered.ticket = own->second.said.request.ticket;
+  effects.gathered.push_back(std::move(gathered));
+  ++statistics_.eager_starts;
+  unserved_.erase(own);
+}
+
 void Member::hear(const Item& record, Effects& effects) {
   if (log_.empty() && may_apply()) return apply(record, effects);
   log_.push_back(record);
@@ -187,7 +219,10 @@ void Member::apply(const Item& record, Effects& effects) {
   std::visit(Overloaded{
                  [&](const Plan& plan) { apply(plan, effects); },
                  [&](const Fail& fail) { apply(fail, effects); },
-                 [&](const Unused& unused) { serve(unused.name, effects, std::nullopt); },
+                 [&](const Unused& unused) {
+                   end_eager_round(unused.name);
+                   serve(unused.name, effects, std::nullopt);
+                 },
                  [&](const Joined& joined) {
                    if (!join_ticket_) return;  // this rank called shutdown(), not join()
                    effects.finished.push_back({*join_ticket_, std::nullopt, joined.last});
@@ -243,7 +278,7 @@ std::pair<std::string, SpecPtr> Member::learn(const PlannedEntry& planned) {
     if (known == nullptr) broken("a plan names an id that was never agreed");
     return {known->name, known->spec};
   }
-  if (planned.id != kNoId && !ids_.note(planned.id, planned.name, planned.spec)) {
+  if (planned.id != kNoId && !ids_.note(planned.id, planned.name, planned.spec, planned.eager)) {
     broken("a plan gives an id that is taken, or out of turn");
   }
   return {planned.name, planned.spec};
@@ -271,6 +306,7 @@ StartEntry Member::start_entry(const PlannedEntry& planned, bool joined_here) {
   StartEntry entry;
   std::tie(entry.name, entry.spec) = learn(planned);
   check(planned, entry.name, *entry.spec);
+  if (planned.spec == nullptr) end_eager_round(entry.name);
   entry.produced = planned.produced;
   entry.extents = planned.extents;
   if (joined_here) return entry;
@@ -290,7 +326,15 @@ StartEntry Member::start_entry(const PlannedEntry& planned, bool joined_here) {
   return entry;
 }
 
+// A record has served the name. What members have sent for it with their votes is of no use.
+void Member::end_eager_round(const std::string& name) {
+  if (!options_.sends_eagerly) return;
+  const EntryId id = ids_.only_id(name);
+  if (ids_.is_eager(id)) eager_votes_.end_round(id);
+}
+
 void Member::apply(const Fail& fail, Effects& effects) {
+  end_eager_round(fail.name);
   serve(fail.name, effects, Error(fail.code, fail.text));
 }
 
@@ -329,6 +373,8 @@ void Member::fail_all(const Error& error, Effects& effects) {
   if (join_ticket_) effects.finished.push_back({*join_ticket_, error});
   join_ticket_.reset();
   news_.clear();
+  eager_news_.clear();
+  eager_votes_.clear();
 }
 
 bool Member::awaits_results() const {

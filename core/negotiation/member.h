@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "horon/core/base/statistics.h"
+#include "horon/core/negotiation/eager_votes.h"
 #include "horon/core/negotiation/effects.h"
 #include "horon/core/negotiation/entry_ids.h"
 #include "horon/core/negotiation/frozen_entries.h"
@@ -26,6 +27,7 @@ class Member {
     Gate* gate = nullptr;    // may be null; outlives the member
     // Other members have other gates: then the coordinator says what starts.
     bool several_hosts = false;
+    bool sends_eagerly = false;  // its votes for small entries carry the elements
     bool first_of_host = false;  // passes on between the gate and the coordinator
     Nanos thaw_after = 0;        // see Controller::Options
     // Limits of batches that the gate starts; the same on all members.
@@ -48,6 +50,10 @@ class Member {
   // One of the batches in `effects.starts` has ended here.
   void batch_finished();
 
+  // Takes what another member has sent with its vote.
+  void take_eager(int from, const Eager& eager, Effects& effects);
+  // Starts the entry if all members, this one too, have sent their elements for it.
+  void gather(EntryId id, Effects& effects);
   // Takes the next record of the log. While anything is frozen it waits for its marker in the ring.
   void hear(const Item& record, Effects& effects);
   // For the first member of each host but the coordinator's: appends the next item of the
@@ -68,6 +74,8 @@ class Member {
 
   // Items for the coordinator since the last call.
   std::vector<Item> take_news() { return std::exchange(news_, {}); }
+  // Items for all members since then. They go before the others.
+  std::vector<Eager> take_eager_news() { return std::exchange(eager_news_, {}); }
 
   // Ends everything that is unserved with this error.
   void fail_all(const Error& error, Effects& effects);
@@ -126,6 +134,7 @@ class Member {
   void apply(const Item& record, Effects& effects);
   void apply(const Plan& plan, Effects& effects);
   void apply(const Fail& fail, Effects& effects);
+  void end_eager_round(const std::string& name);
   void apply(const Freeze& freeze);
   void apply(const Thaw& thaw);
   // All members have filled this entry, and this one must append its Go. It may wait for entries
@@ -167,8 +176,10 @@ class Member {
   uint64_t batches_ended_ = 0;
   uint64_t drained_said_ = 0;
   std::vector<Item> news_;
+  std::vector<Eager> eager_news_;
   std::unordered_map<std::string, Unserved> unserved_;
   EntryIds ids_;
+  EagerVotes eager_votes_;
   // Of those entries of the latest Plan that have any. A Freeze that follows the Plan keeps them.
   std::unordered_map<EntryId, PlanDetails> details_;
   FrozenEntries frozen_;

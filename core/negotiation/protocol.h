@@ -1,10 +1,11 @@
 // The items of the control protocol as plain values (core/negotiation/PROTOCOL.md describes it).
 //
 // Members send Ready, Refused, Join, Shutdown, Drained and Deviate up to the coordinator of their
-// set. The coordinator appends records (Plan, Fail, Unused, Joined, Bye, Freeze, Thaw) to the set's
-// log, which every member applies in order. Ping, Pong, Stall, Abort, Seek and Found stand outside
-// the log, and so does RingItem: where a set spans several hosts, the first member of each says
-// Filled, and the coordinator answers with the Go and markers for that host's ring.
+// set, and Eager to all members. The coordinator appends records (Plan, Fail, Unused, Joined, Bye,
+// Freeze, Thaw) to the set's log, which every member applies in order. Ping, Pong, Stall, Abort,
+// Seek and Found stand outside the log, and so does RingItem: where a set spans several hosts, the
+// first member of each says Filled, and the coordinator answers with the Go and markers for that
+// host's ring.
 #pragma once
 
 #include <cstddef>
@@ -40,8 +41,17 @@ struct Ready {
   EntryId id = kNoId;
   std::string name;          // empty if id is given
   SpecPtr spec;              // null if id is given
+  bool eager = false;        // with spec: this member means to send Eager when it has an id
   std::vector<bool> absent;  // per part: this rank has nothing for it; empty: all parts are here
   std::vector<int64_t> extents;  // has_own_rows(): see extents_of_part(), part by part
+};
+
+// "My entry is here, and these are its elements." To all members, the coordinator among them, for
+// whom it is a vote as Ready is. A member that has it from all members needs no record.
+struct Eager {
+  EntryId id = kNoId;
+  uint64_t round = 0;  // how often the entry has been served since its first Plan
+  std::vector<std::byte> elements;
 };
 
 // "My program's call was wrong": the entry must fail in the same way everywhere.
@@ -70,6 +80,7 @@ struct PlannedEntry {
   // With `spec` in the first plan of an id, and always where there is no id; else empty.
   std::string name;
   SpecPtr spec;
+  bool eager = false;            // with spec: members may send Eager for this id
   std::vector<bool> produced;    // per part: somebody has it; empty: all parts
   std::vector<int64_t> extents;  // has_own_rows(): see told_extents.h
   // Alltoall, in the coordinator's own log: the whole of which each member is told its part, as
@@ -139,8 +150,9 @@ struct Found {
   bool gone = false;  // there is none, and none comes: the member has shut down
 };
 
-using Item = std::variant<Ready, Refused, Join, Shutdown, Ping, Pong, Plan, Fail, Unused, Joined,
-                          Bye, Stall, Abort, Drained, Freeze, Thaw, Deviate, RingItem, Seek, Found>;
+using Item =
+    std::variant<Ready, Refused, Join, Shutdown, Ping, Pong, Plan, Fail, Unused, Joined, Bye, Stall,
+                 Abort, Drained, Freeze, Thaw, Deviate, RingItem, Seek, Found, Eager>;
 
 // Whether it is a record of the log.
 inline bool is_record(const Item& item) {

@@ -16,6 +16,8 @@ struct Request {
   SpecPtr spec;
   std::vector<bool> absent;      // see Ready
   std::vector<int64_t> extents;  // see Ready
+  bool eager = false;            // `elements` may be sent with the vote
+  std::vector<std::byte> elements = {};
 };
 
 }  // namespace horon::core

@@ -77,7 +77,7 @@ class Runtime::Impl {
   }
 
   std::shared_ptr<HandleState> run(Submission submission) {
-    std::shared_ptr<HandleState> handle = push(std::move(submission));
+    std::shared_ptr<HandleState> handle = push_awaited(std::move(submission));
     drive(*handle, LoopSeat::kNever);
     (void)handle->wait(std::nullopt);
     return handle;
@@ -86,6 +86,11 @@ class Runtime::Impl {
   void drive(const HandleState& handle, Clock::time_point deadline) noexcept {
     if (in_forked_child()) return;  // its parent has the threads that would hold the seat
     if (seat_->drive(handle, deadline) != LoopSeat::Drive::Finished) door_.queue.announce();
+  }
+
+  std::shared_ptr<HandleState> push_awaited(Submission submission) {
+    submission.awaited = true;
+    return push(std::move(submission));
   }
 
   std::shared_ptr<HandleState> push(Submission submission) {
@@ -311,7 +316,7 @@ std::shared_ptr<HandleState> Runtime::run(Submission submission) {
   return impl_->run(std::move(submission));
 }
 std::shared_ptr<HandleState> Runtime::submit_quietly(Submission submission) {
-  return impl_->push(std::move(submission));
+  return impl_->push_awaited(std::move(submission));
 }
 void Runtime::drive(const HandleState& handle, Clock::time_point deadline) noexcept {
   impl_->drive(handle, deadline);

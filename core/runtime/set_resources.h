@@ -2,7 +2,10 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "horon/core/base/entry_spec.h"
@@ -11,6 +14,7 @@ namespace horon::core {
 
 class Executor;
 class Gate;
+struct Batch;
 
 struct SetResources {
   SetResources();
@@ -23,6 +27,10 @@ struct SetResources {
   std::shared_ptr<void> keep_alive;  // outlives the others
   std::unique_ptr<Executor> executor;
   std::unique_ptr<Gate> gate;  // on all members or on none; may be null
+  // Allreduce in host memory, where the input of each member is here: writes what the batch asks
+  // for, from `batch.count` elements of each, to `batch.output`. The bits are those of the op that
+  // runs such a batch between hosts. May be empty: then nothing is sent eagerly.
+  std::function<void(const Batch& batch, std::span<const std::byte* const> inputs)> reduce;
   // By kind of device: why the members can't use theirs together, as the text of an error. Empty:
   // they can, or this build can't.
   std::array<std::string, kDeviceKindCount> unavailable;

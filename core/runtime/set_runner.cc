@@ -8,6 +8,7 @@
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
 #include "horon/core/negotiation/gate.h"
+#include "horon/core/runtime/eager_elements.h"
 #include "horon/core/runtime/open_receives.h"
 #include "horon/core/runtime/pair_sets.h"
 #include "horon/core/runtime/reaper.h"
@@ -29,6 +30,7 @@ Controller::Options controller_options(const SetRunner::Parts& parts) {
   options.size = static_cast<int>(parts.ranks.size());
   options.ranks = parts.ranks;
   options.host_of = parts.host_of;
+  options.eager = config.eager_bytes > 0 && parts.resources.reduce != nullptr;
   options.set = parts.id;
   options.may_leave = parts.id != kWorldSet && !is_pair_set(parts.id);
   options.fusion_bytes_max = config.fusion_bytes_max;
@@ -93,6 +95,10 @@ bool SetRunner::try_drop() noexcept {
 void SetRunner::take(Submission&& submission) {
   stir();
   Request request{0, {}, submission.spec, submission.absent, extents_of(submission)};
+  if (controller_.sends_eagerly() && may_travel_with_vote(submission, parts_.config->eager_bytes)) {
+    request.eager = true;
+    request.elements = elements_of(submission);
+  }
   request.ticket = live_.add();
   request.name = std::move(submission.name);  // nobody asks the submission for it any more
   LiveSubmission& live = live_.at(request.ticket);
@@ -193,8 +199,8 @@ bool SetRunner::work() {
 
 bool SetRunner::apply(Effects& effects, std::vector<Outgoing>& outbox) {
   const bool any = !effects.messages.empty() || !effects.starts.empty() ||
-                   !effects.finished.empty() || !effects.found.empty() || effects.fatal ||
-                   effects.bye;
+                   !effects.gathered.empty() || !effects.finished.empty() ||
+                   !effects.found.empty() || effects.fatal || effects.bye;
   for (const Found& found : effects.found) parts_.open->note(parts_.id, found);
   for (const std::string& line : effects.warnings) log(LogLevel::Warn, line);
   for (Outgoing& message : effects.messages) {
@@ -210,6 +216,7 @@ bool SetRunner::apply(Effects& effects, std::vector<Outgoing>& outbox) {
   publish_statistics();  // before a handle finishes: whoever waited for it finds it counted
   // Set the error before the handle wakes its waiter.
   if (effects.fatal) (void)parts_.on_fatal(*effects.fatal);
+  for (const GatheredEntry& gathered : effects.gathered) finish(gathered);
   for (const Finished& finished : effects.finished) {
     Outcome outcome;
     outcome.error = finished.error;
@@ -219,6 +226,18 @@ bool SetRunner::apply(Effects& effects, std::vector<Outgoing>& outbox) {
   }
   bye_ = bye_ || effects.bye;
   return any;
+}
+
+void SetRunner::finish(const GatheredEntry& gathered) {
+  LiveSubmission& live = live_.at(gathered.ticket);
+  live.negotiation.end();
+  reduce_elements(live.submission, parts_.ranks, gathered.elements, parts_.resources.reduce);
+  if (records(parts_.timeline) && live.taken_at != Clock::time_point()) {
+    parts_.timeline->span("eager", gathered.name, live.taken_at, Clock::now());
+  }
+  Outcome outcome;
+  outcome.contributors = static_cast<int>(parts_.ranks.size());
+  complete(gathered.ticket, std::move(outcome));
 }
 
 BatchWork SetRunner::work_of(StartBatch& start) {

@@ -106,6 +106,7 @@ class SetRunner {
   // Makes the numbers of this set readable for all threads.
   void publish_statistics();
   void publish(const Statistics& now);
+  void finish(const GatheredEntry& gathered);
   BatchWork work_of(StartBatch& start);
   Error error_of(const FinishedBatch& batch) const;  // which has one
   bool settle_batches();

@@ -58,6 +58,9 @@ struct Submission {
   // kinds: empty.
   std::vector<int64_t> splits;
 
+  // A thread of the program waits for it from now on, and submits nothing meanwhile.
+  bool awaited = false;
+
   // Parts that this rank did not produce in this step (a gradient of an unused parameter): their
   // memory holds the neutral contribution. Empty: all parts are here. One flag per part of the
   // spec.

@@ -194,6 +194,7 @@ void Job::start_runtime() {
     parts.world.unavailable[static_cast<size_t>(DeviceKind::Cuda)] = gpu_->unavailable();
     parts.world.mixed[static_cast<size_t>(DeviceKind::Cuda)] = gpu_->mixed(world_->members());
     parts.world.gate = make_gate(*world_, config_);
+    parts.world.reduce = make_eager_reduction(*world_, config_);
     const bool in_submit = config_.step_in_submit == "on";
     parts.step_in_submit =
         in_submit || (config_.step_in_submit == "auto" && !cpu_share_.has_spare_core());

@@ -234,6 +234,7 @@ core::SetResources ProcessSets::make_resources() {
     core::SetResources resources(communicator,
                                  std::make_unique<core::Executor>(std::move(*prepared.execution)),
                                  std::move(gate));
+    resources.reduce = make_eager_reduction(*communicator, *parts_.config);
     newest_ops_ = resources.executor->lent_ops();
     constexpr auto kGpus = static_cast<size_t>(DeviceKind::Cuda);
     resources.unavailable[kGpus] = std::move(prepared.no_gpus);

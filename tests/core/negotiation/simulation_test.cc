@@ -126,6 +126,7 @@ TEST(Simulation, EverythingOccurs) {
                            "freeze",
                            "thaw",
                            "frozen start",
+                           "eager start",
                            "void start",
                            "place given up",
                            "freeze of rows",

@@ -297,6 +297,7 @@ void count_outcomes(const SimulatedCluster& cluster, std::map<std::string, int>&
     seen["freeze"] += static_cast<int>(statistics.freezes);
     seen["thaw"] += static_cast<int>(statistics.thaws);
     seen["frozen start"] += static_cast<int>(statistics.frozen_starts);
+    seen["eager start"] += static_cast<int>(statistics.eager_starts);
     seen["void start"] += static_cast<int>(statistics.void_starts);
     seen["place given up"] += r.places_given_up;
     seen["freeze of rows"] += r.freezes_of_rows;

@@ -1,5 +1,8 @@
 #include "horon/tests/support/simulation/program.h"
 
+#include <array>
+#include <cstring>
+#include <span>
 #include <sstream>
 #include <utility>
 
@@ -119,6 +122,24 @@ Action in_same_breath(Action action) {
   return action;
 }
 
+bool may_be_eager(const Action& action) {
+  return action.spec->kind == CollectiveKind::Allreduce && action.absent.empty();
+}
+
+std::vector<std::byte> bytes_of(const Contribution& contribution) {
+  const std::array<uint64_t, 2> numbers = {static_cast<uint64_t>(contribution.rank),
+                                           contribution.action};
+  const auto bytes = std::as_bytes(std::span(numbers));
+  return {bytes.begin(), bytes.end()};
+}
+
+std::optional<Contribution> contribution_of(const std::vector<std::byte>& bytes) {
+  std::array<uint64_t, 2> numbers{};
+  if (bytes.size() != sizeof(numbers)) return std::nullopt;
+  std::memcpy(numbers.data(), bytes.data(), bytes.size());
+  return Contribution{static_cast<int>(numbers[0]), numbers[1]};
+}
+
 std::string describe(const Action& action) {
   std::string text = action.same_breath ? "& " : "";
   switch (action.kind) {
@@ -197,6 +218,7 @@ std::string describe(const core::Item& item) {
           [](const core::Thaw& i) { return concat("Thaw ", numbers_text(i.places)); },
           [](const core::Deviate& i) { return concat("Deviate ", i.place); },
           [](const core::RingItem& i) { return describe(i); },
+          [](const core::Eager& i) { return concat("Eager #", i.id, " round ", i.round); },
           [](const core::Seek& i) { return concat("Seek ", i.name); },
           [](const core::Found& i) {
             return concat("Found ", i.name, i.gone ? ": nothing comes any more" : "");

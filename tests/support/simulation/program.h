@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,13 @@ struct Contribution {
   size_t action = 0;
   auto operator<=>(const Contribution&) const = default;
 };
+
+// Whether a runtime might send the elements with the vote. What a simulation sends for them tells
+// whose data it is.
+bool may_be_eager(const Action& action);
+std::vector<std::byte> bytes_of(const Contribution& contribution);
+// Empty if that is nothing that bytes_of() has made.
+std::optional<Contribution> contribution_of(const std::vector<std::byte>& bytes);
 
 // What became of a Submit or a Join.
 struct Outcome {

@@ -50,11 +50,21 @@ core::Ready random_ready(std::mt19937_64& random) {
   } else {
     ready.name = random_text(random);
     ready.spec = spec(random);
+    ready.eager = random() % 2 == 0;
   }
   ready.absent = random_flags(random);
   ready.extents.resize(random() % 4);
   for (int64_t& rows : ready.extents) rows = static_cast<int64_t>(random_number(random));
   return ready;
+}
+
+core::Eager random_eager(std::mt19937_64& random) {
+  core::Eager eager;
+  eager.id = static_cast<core::EntryId>(1 + random_number(random) % core::kIdsMax);
+  eager.round = random_number(random);
+  eager.elements.resize(random() % 40);
+  for (std::byte& element : eager.elements) element = static_cast<std::byte>(random());
+  return eager;
 }
 
 core::PlannedEntry random_planned(std::mt19937_64& random) {
@@ -63,6 +73,7 @@ core::PlannedEntry random_planned(std::mt19937_64& random) {
   if (random() % 2 == 0) {
     entry.name = random_text(random);
     entry.spec = spec(random);
+    entry.eager = random() % 2 == 0;
   }
   entry.produced = random_flags(random);
   entry.extents.resize(random() % 4);
@@ -85,13 +96,13 @@ bool same(const core::SpecPtr& a, const core::SpecPtr& b) {
 }
 
 bool same(const core::Ready& a, const core::Ready& b) {
-  return a.id == b.id && a.name == b.name && same(a.spec, b.spec) && a.absent == b.absent &&
-         a.extents == b.extents;
+  return a.id == b.id && a.name == b.name && same(a.spec, b.spec) && a.eager == b.eager &&
+         a.absent == b.absent && a.extents == b.extents;
 }
 
 bool same(const core::PlannedEntry& a, const core::PlannedEntry& b) {
-  return a.id == b.id && a.name == b.name && same(a.spec, b.spec) && a.produced == b.produced &&
-         a.extents == b.extents;
+  return a.id == b.id && a.name == b.name && same(a.spec, b.spec) && a.eager == b.eager &&
+         a.produced == b.produced && a.extents == b.extents;
 }
 
 bool same(const core::PlannedBatch& a, const core::PlannedBatch& b) {
@@ -113,6 +124,8 @@ bool same(const core::Item& a, const core::Item& b) {
         const T& y = std::get<T>(b);
         if constexpr (std::is_same_v<T, core::Ready> || std::is_same_v<T, core::Plan>) {
           return same(x, y);
+        } else if constexpr (std::is_same_v<T, core::Eager>) {
+          return x.id == y.id && x.round == y.round && x.elements == y.elements;
         } else if constexpr (std::is_same_v<T, core::Refused>) {
           return x.name == y.name && x.text == y.text;
         } else if constexpr (std::is_same_v<T, core::Fail>) {
@@ -189,6 +202,8 @@ core::Item random_item(std::mt19937_64& random, size_t kind) {
       return core::Seek{random_text(random)};
     case 19:
       return core::Found{random_text(random), random() % 2 == 0};
+    case 20:
+      return random_eager(random);
     default:
       return core::unpack(random_number(random));
   }

@@ -23,7 +23,8 @@ struct Traits {
 
 class Author {
  public:
-  explicit Author(uint64_t seed) : random_(seed), gate_random_(~seed) {}
+  explicit Author(uint64_t seed)
+      : random_(seed), gate_random_(~seed), eager_(std::mt19937_64(seed + 1)() % 2 == 0) {}
 
   World write() {
     World world;
@@ -57,6 +58,8 @@ class Author {
       if (entries_can_fuse_) base_.back() = plain_spec();
       other_.push_back(random_change(random_, base_.back(), names_));
     }
+    // Of no effect on one host.
+    world.cluster.controller.eager = eager_;
     const size_t phases = traits_.joins ? 1 + below(2) : 1;
     for (size_t i = 0; i < names_.size(); ++i) world.programs.push_back(program(phases));
     if (!world.cluster.gate) return;
@@ -295,6 +298,7 @@ class Author {
 
   std::mt19937_64 random_;
   std::mt19937_64 gate_random_;
+  const bool eager_;
   std::vector<int> names_;
   Traits traits_{};
   size_t entries_ = 0;

@@ -74,6 +74,37 @@ void SimulatedCluster::add_contribution(int rank, const core::StartBatch& start,
   if (entry < batch.contributions.size()) batch.contributions[entry].push_back(own);
 }
 
+// The elements of all ranks have come with their votes: no record says that the entry is served.
+void SimulatedCluster::gather(int rank, const core::GatheredEntry& gathered) {
+  ++progress_;
+  std::vector<Contribution> data;
+  for (size_t member = 0; member < gathered.elements.size(); ++member) {
+    const auto sender = static_cast<int>(member);
+    const auto sent = contribution_of(gathered.elements[member]).value_or(Contribution{-1, 0});
+    const Program& program = at(sender).program;
+    const bool known = sent.rank == sender && sent.action < program.size();
+    // A message that is damaged on its way may be one with elements.
+    if (!options_.corrupt && (!known || program[sent.action].name != gathered.name)) {
+      violate(concat("rank ", rank, " has elements of \"", gathered.name, "\" that rank ", sender,
+                     " has not sent for it"));
+    }
+    data.push_back(sent);
+  }
+  const Contribution own{rank, gathered.ticket};
+  if (data.size() != ranks_.size() || data[static_cast<size_t>(rank)] != own) {
+    violate(concat("rank ", rank, " does not find its own elements in \"", gathered.name, "\""));
+  }
+  if (!used_.insert(own).second) {
+    violate(concat("action ", own.action, " of rank ", rank, " is used twice"));
+  }
+  if (options_.trace) note(concat(rank, ": has all elements of ", gathered.name));
+  Outcome outcome;
+  outcome.kind = Outcome::Kind::Ran;
+  outcome.contributors = size();
+  outcome.contributions = std::make_shared<const std::vector<Contribution>>(std::move(data));
+  settle(rank, own.action, std::move(outcome));
+}
+
 void SimulatedCluster::compare(int rank, const core::StartBatch& start,
                                const core::StartBatch& first) {
   const auto same = [](const core::StartEntry& a, const core::StartEntry& b) {

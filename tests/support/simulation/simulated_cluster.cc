@@ -102,6 +102,8 @@ void SimulatedCluster::act_once(int rank, const Action& action, size_t index) {
       request.name = action.name;
       request.spec = action.spec;
       request.absent = action.absent;
+      request.eager = may_be_eager(action) && (index + static_cast<size_t>(rank)) % 5 != 4;
+      if (request.eager) request.elements = bytes_of({rank, index});
       request.extents = extents_said(*action.spec, name_of(rank) == action.spec->root, size());
       return r.controller->submit(std::move(request));
     }
@@ -186,7 +188,8 @@ void SimulatedCluster::flush(int rank) {
   if (gates_) gates_->look(rank);
   core::Effects effects = r.controller->take_effects();
   const bool any = !effects.messages.empty() || !effects.starts.empty() ||
-                   !effects.finished.empty() || effects.fatal || effects.bye;
+                   !effects.gathered.empty() || !effects.finished.empty() || effects.fatal ||
+                   effects.bye;
   if (r.idle && any) violate(concat("rank ", rank, " was idle and had something to do"));
   r.idle = r.controller->is_idle();
   ring();
@@ -197,6 +200,7 @@ void SimulatedCluster::flush(int rank) {
   }
   for (const core::Outgoing& message : effects.messages) send(rank, message);
   for (const core::StartBatch& batch : effects.starts) start(rank, batch);
+  for (const core::GatheredEntry& entry : effects.gathered) gather(rank, entry);
   for (const core::Finished& finished : effects.finished) {
     Outcome outcome;
     if (finished.error) {
@@ -231,7 +235,7 @@ void SimulatedCluster::send(int from, const core::Outgoing& message) {
   core::Envelope envelope = core::decode(message.bytes);
   if (envelope.items.empty()) violate(concat("rank ", from, " sent an empty message"));
   for (const core::Item& item : envelope.items) {
-    count_words(from, item);
+    count_words(from, message.to, item);
     if (options_.trace) note(concat(from, " -> ", message.to, ": ", describe(item)));
     // Every member is sent the same log, so the coordinator's own is what the first one is sent.
     if (from == 0 && message.to == 1 && is_record(item))
@@ -250,10 +254,11 @@ void SimulatedCluster::send(int from, const core::Outgoing& message) {
   sent_.emplace_back(from, message.to);
 }
 
-void SimulatedCluster::count_words(int from, const core::Item& item) {
+void SimulatedCluster::count_words(int from, int to, const core::Item& item) {
   Rank& r = at(from);
   std::visit(core::Overloaded{[&](const core::Ready&) { ++r.votes_sent; },
                               [&](const core::Refused&) { ++r.votes_sent; },
+                              [&](const core::Eager&) { r.votes_sent += to == 0 ? 1 : 0; },
                               [&](const core::Join&) { ++r.away_sent; },
                               [&](const core::Shutdown&) { ++r.away_sent; }, [](const auto&) {}},
              item);

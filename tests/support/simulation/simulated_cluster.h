@@ -136,9 +136,10 @@ class SimulatedCluster {
   Rank& at(int rank) { return ranks_.at(static_cast<size_t>(rank)); }
   void act_once(int rank, const Action& action, size_t index);
   void send(int from, const core::Outgoing& message);
-  void count_words(int from, const core::Item& item);
+  void count_words(int from, int to, const core::Item& item);
   void count_freezes(const std::vector<core::Item>& records);
   void start(int rank, const core::StartBatch& start);
+  void gather(int rank, const core::GatheredEntry& gathered);
   void add_contribution(int rank, const core::StartBatch& start, size_t entry, Batch& batch);
   void compare(int rank, const core::StartBatch& start, const core::StartBatch& first);
   void settle(int rank, size_t action, Outcome outcome);
