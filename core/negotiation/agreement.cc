@@ -40,7 +40,7 @@ std::string splits_text(const EntrySpec& s, Where) {
   return s.splits.empty() ? "even" : shape_text(s.splits);
 }
 std::string division_text(const EntrySpec& s, Where) {
-  return s.as_one ? "of all as one" : "of each";
+  return s.as_one ? "of all tensors as one" : "of each tensor";
 }
 std::string parts_text(const EntrySpec& s, Where) { return concat(s.parts.size()); }
 std::string name_text(const EntrySpec& s, Where at) { return s.parts.at(at.part).name; }

@@ -99,7 +99,8 @@ TEST(JobGpu, RanksWithAndWithoutOneAreMixedWhereTheHostIsAskedFor) {
   for (const char* const collectives : {"auto", "nccl"}) {
     check_sets({"a", "", "b", "c"}, collectives, [](JobGpu& gpu) {
       EXPECT_FALSE(gpu.mixed({0, 1, 2, 3}));
-      EXPECT_THAT(gpu.unavailable(), HasSubstr("HORON_GPU_COLLECTIVES=host lets all ranks"));
+      EXPECT_THAT(gpu.unavailable(),
+                  HasSubstr("by way of the host with HORON_GPU_COLLECTIVES=host"));
     });
   }
 }

@@ -90,7 +90,7 @@ TEST_F(GpuCapture, WhatTheHostMakesIsRefused) {
   on_host->captured = true;
   EXPECT_THAT(
       error_of([&] { return ops::runtime().submit(submission_of({}, "host", on_host, data)); }),
-      HasSubstr("can't be captured in a graph"));
+      HasSubstr("can't be captured in a CUDA graph"));
 }
 
 TEST_F(GpuCapture, IsRefusedWhereTheHostMakesAll) {

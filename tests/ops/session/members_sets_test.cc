@@ -138,12 +138,12 @@ TEST_F(MembersSets, WrongCallsAreRefusedAtOnce) {
     return error_of([&] { (void)add_process_set_among(ranks, number); });
   };
   EXPECT_THAT(error({}, 1), HasSubstr("it has no ranks"));
-  EXPECT_THAT(error({rank(), rank()}, 1), HasSubstr("a rank is there twice"));
+  EXPECT_THAT(error({rank(), rank()}, 1), HasSubstr("a rank is listed twice"));
   EXPECT_THAT(error({rank(), size()}, 1), HasSubstr(concat("must be 0 to ", size() - 1)));
-  EXPECT_THAT(error({(rank() + 1) % size()}, 1), HasSubstr("is not among them"));
+  EXPECT_THAT(error({(rank() + 1) % size()}, 1), HasSubstr("is not among these ranks"));
   EXPECT_THAT(error({rank()}, uint32_t{1} << 30), HasSubstr("less than 2^30"));
   (void)add_process_set_among({rank()}, 1);
-  EXPECT_THAT(error({rank()}, 1), HasSubstr("has given the number before"));
+  EXPECT_THAT(error({rank()}, 1), HasSubstr("has used the number before"));
 }
 
 TEST_F(MembersSets, RanksThatDifferAreAMismatch) {

@@ -120,7 +120,7 @@ TEST(ProcessSet, Helpers) {
 
 TEST(ProcessSet, WrongUseIsNamedOnEveryRank) {
   EXPECT_THAT(error_of([] { add_process_set({0, size()}); }), HasSubstr("its ranks must be 0 to"));
-  EXPECT_THAT(error_of([] { add_process_set({0, 0}); }), HasSubstr("a rank is there twice"));
+  EXPECT_THAT(error_of([] { add_process_set({0, 0}); }), HasSubstr("a rank is listed twice"));
   EXPECT_THAT(error_of([] { add_process_set({}); }), HasSubstr("it has no ranks"));
   EXPECT_THAT(error_of([] { remove_process_set({}); }), HasSubstr("the set of all ranks stays"));
   if (size() > 1) {
