@@ -83,7 +83,7 @@ TEST(JobGpu, SetsOfRanksWithGpus) {
     EXPECT_FALSE(gpu.available());
     EXPECT_EQ(gpu.unavailable({0, 1}), gpu.unavailable());
     EXPECT_THAT(gpu.unavailable(), AllOf(HasSubstr("rank 1 has no GPU (this host plays no GPU)"),
-                                         HasSubstr("a process set of ranks with a GPU")));
+                                         HasSubstr("a process set of the ranks with a GPU")));
   });
 }
 

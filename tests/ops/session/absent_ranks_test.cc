@@ -95,7 +95,7 @@ TEST(AbsentRanks, AreNoneWhereOnlyRanksOfTheCommunicatorCome) {
   if (trains == MPI_COMM_NULL) {
     EXPECT_THAT(error_of_init(trains),
                 AllOf(StartsWith("invalid argument: InitOptions::mpi_comm is MPI_COMM_NULL"),
-                      HasSubstr("MPI_UNDEFINED"), HasSubstr("does not call horon::init()")));
+                      HasSubstr("MPI_UNDEFINED"), HasSubstr("must not call horon::init()")));
   } else {
     init_session({.mpi_comm = &trains});
     EXPECT_EQ(size(), test_size() - 1);
