@@ -20,8 +20,8 @@ std::string too_many_open_files() {
   getrlimit(RLIMIT_NOFILE, &limit);
   return concat("this process has reached its limit of ", limit.rlim_cur,
                 " open files; each large piece of shared memory, such as a bucket of gradients, "
-                "takes one: raise the limit (ulimit -n), or make fewer and larger "
-                "buckets");
+                "takes one: raise the limit (ulimit -n), or make fewer and larger buckets "
+                "(HORON_BUCKET_BYTES)");
 }
 
 }  // namespace horon::core
