@@ -14,7 +14,7 @@ GlooPlace find_gloo_place(CollectiveKind kind, const std::vector<std::string>& h
   if (hosts.size() == 1) return {"", "it has nothing to do for one rank"};
   if (!interface.empty()) return {interface, ""};
   const bool one_host = std::set<std::string>(hosts.begin(), hosts.end()).size() == 1;
-  if (!one_host) return {"", "there are several hosts: give --gloo-interface"};
+  if (!one_host) return {"", "there are several hosts; give --gloo-interface"};
   return {"lo", ""};
 }
 

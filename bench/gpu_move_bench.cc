@@ -251,7 +251,7 @@ int main(int argc, char** argv) {
   int repetitions = 21;
   CLI::App app("Bandwidth of the kernels that pack and unpack, beside CUDA's copy.");
   app.add_option("--json", json, "also write results to this file");
-  app.add_option("--repetitions", repetitions, "of each contender, in alternation")
+  app.add_option("--repetitions", repetitions, "timed calls of each contender, in alternation")
       ->check(CLI::Range(1, 10'000))
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);

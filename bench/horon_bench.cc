@@ -79,13 +79,15 @@ ProcessSet make_set(const Options& options) {
   std::vector<int> ranks = options.members;
   for (int rank = 0; options.set_of_all && rank < size(); ++rank) ranks.push_back(rank);
   if (!ranks.empty() && ranks.back() >= size()) {
-    throw Error(ErrorCode::Config, core::concat("--set: there is no rank ", ranks.back()));
+    throw Error(ErrorCode::Config, core::concat("--set: there is no rank ", ranks.back(),
+                                                "; the ranks are 0 to ", size() - 1));
   }
   const ProcessSet set = ranks.empty() ? ProcessSet() : add_process_set(ranks);
   const std::vector<int> members = set.ranks();
   if (std::find(members.begin(), members.end(), options.root) != members.end()) return set;
   if (!core::has_root(options.collective)) return set;
-  throw Error(ErrorCode::Config, core::concat("there is no rank ", options.root, " in the set"));
+  throw Error(ErrorCode::Config,
+              core::concat("--root: rank ", options.root, " is not in the process set"));
 }
 
 struct Measured {

@@ -110,7 +110,7 @@ MpiAlgorithms::MpiAlgorithms(CollectiveKind kind, MpiPeer& mpi) : mpi_(mpi) {
   for (const std::string& collective : collectives_of(kind)) {
     add_all_of(collective, collective == "reduce_scatter");
   }
-  if (algorithms_.size() == 1) unavailable_ = "this MPI has no coll_tuned_..._algorithm to choose";
+  if (algorithms_.size() == 1) unavailable_ = "this MPI has no setting coll_tuned_..._algorithm";
   MPI_T_finalize();
 }
 

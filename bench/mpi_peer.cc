@@ -96,8 +96,8 @@ MpiPeer::MpiPeer(const ProcessSet& set) : communicator_(std::make_unique<Communi
   MPI_Query_thread(&level);
   if (level != MPI_THREAD_MULTIPLE) {
     throw Error(ErrorCode::Config,
-                "this MPI does not allow calls from several threads (MPI_THREAD_MULTIPLE), which a "
-                "comparison with it needs");
+                "this MPI does not allow calls from several threads (MPI_THREAD_MULTIPLE), which "
+                "this program needs");
   }
   MPI_Comm_split(MPI_COMM_WORLD, set.includes_me() ? 0 : MPI_UNDEFINED, set.rank(),
                  &communicator_->handle);

@@ -57,7 +57,7 @@ void add_choice(CLI::App& app, const std::string& flags, Value& target,
     }
     std::string known;
     for (const auto& [name, value] : choices) known += (known.empty() ? "" : ", ") + name;
-    throw CLI::ValidationError(flags, "\"" + text + "\" is none of " + known);
+    throw CLI::ValidationError(flags, "\"" + text + "\" is not one of " + known);
   };
   app.add_option_function<std::string>(flags, take, description);
 }
@@ -74,9 +74,9 @@ CLI::Validator at_least(double least, const std::string& otherwise) {
   return {find_fault, "NUMBER"};
 }
 CLI::Validator positive() {
-  return at_least(std::numeric_limits<double>::min(), "is no number above 0 and up to 1e9");
+  return at_least(std::numeric_limits<double>::min(), "is not a number above 0 and up to 1e9");
 }
-CLI::Validator not_negative() { return at_least(0, "is no number from 0 to 1e9"); }
+CLI::Validator not_negative() { return at_least(0, "is not a number from 0 to 1e9"); }
 
 // Also refuses a number that does not fit: CLI11 would take the largest number instead.
 void add_bytes(CLI::App& app, const std::string& flags, int64_t& bytes, const std::string& what) {
@@ -84,7 +84,7 @@ void add_bytes(CLI::App& app, const std::string& flags, int64_t& bytes, const st
     int64_t number = 0;
     errno = 0;
     const bool fits = CLI::detail::lexical_cast(text, number) && errno != ERANGE;
-    return fits ? std::string() : "\"" + text + "\" is no number of bytes below 2^63";
+    return fits ? std::string() : "\"" + text + "\" is not a number of bytes below 2^63";
   };
   // Plain numbers are left to find_fault: versions of CLI11 differ in what they say of long ones.
   const auto multiply = [](std::string& text) {
@@ -103,7 +103,8 @@ std::vector<int> ranks_of(const std::string& text) {
   for (const std::string& one : CLI::detail::split(text, ',')) {
     int rank = -1;
     if (!CLI::detail::lexical_cast(one, rank) || rank < 0) {
-      throw CLI::ValidationError("--set", "\"" + text + "\" is neither all nor ranks as 0,2,3");
+      throw CLI::ValidationError(
+          "--set", "\"" + text + "\" is neither 'all' nor a list of ranks such as 0,2,3");
     }
     ranks.push_back(rank);
   }
@@ -124,7 +125,7 @@ void add_peer(Options& options, const std::string& name) {
     options.peers.push_back(peer);
     return;
   }
-  throw CLI::ValidationError("--peer", "\"" + name + "\" is none of mpi, tuned, gloo, none");
+  throw CLI::ValidationError("--peer", "\"" + name + "\" is not one of mpi, tuned, gloo, none");
 }
 
 void add_sizes(CLI::App& app, Options& options) {
@@ -158,16 +159,16 @@ void add_collective(CLI::App& app, Options& options) {
              "sum, average, min, max, product, band, bor or bxor");
   add_choice(app, "-d,--dtype", options.dtype, dtype_names(), "float32, bfloat16, int64, ...");
   add_choice(app, "--compression", options.compression, names<Compression>(kCompressionCount),
-             "of an allreduce of float32: none, float16, bfloat16, or int8, which holds between "
-             "hosts; peers send float32");
+             "of an allreduce of float32: none, float16, bfloat16, or int8, which is used only "
+             "between hosts; peers send float32");
   add_bytes(app, "--piece-bytes", options.piece_bytes,
-            "of an allreduce: the length of its pieces, as 512KiB; 0: its op chooses");
+            "of an allreduce: the length of its pieces, such as 512KiB; 0: its op chooses");
   add_choice<Calling>(
       app, "--calling", options.calling,
       {{"blocking", Calling::Blocking}, {"group", Calling::Group}, {"async", Calling::Async}},
       "blocking; group: the tensors of a call as one group; async: each tensor is submitted, "
       "then all are waited for");
-  app.add_option("--tensors", options.tensors, "into how many tensors a message is divided")
+  app.add_option("--tensors", options.tensors, "number of tensors into which a message is divided")
       ->check(CLI::Range(1, 65'536))
       ->capture_default_str();
   app.add_option("-r,--root", options.root, "root of broadcast, gather and scatter")
@@ -178,10 +179,9 @@ void add_collective(CLI::App& app, Options& options) {
     options.set_of_all = text == "all";
     if (!options.set_of_all) options.members = ranks_of(text);
   };
-  app.add_option_function<std::string>(
-      "--set", take_set,
-      "in a process set of their own: all ranks (all), or some of them (0,2,3), while the others "
-      "sleep");
+  app.add_option_function<std::string>("--set", take_set,
+                                       "run in a process set of its own: of all ranks (all), or of "
+                                       "some of them (0,2,3), while the others sleep");
   add_choice<Form>(
       app, "--form", options.form,
       {{"both", Form::Both}, {"in-place", Form::InPlace}, {"out-of-place", Form::OutOfPlace}},
@@ -191,10 +191,9 @@ void add_collective(CLI::App& app, Options& options) {
                          "where the data are: host, or cuda: on the GPU of each rank");
   add_choice<bool>(app, "--memory", options.registered, {{"registered", true}, {"private", false}},
                    "of the host: registered (allocated by Horon, shared on a host) or private");
-  app.add_option(
-         "--offset", options.offset,
-         "bytes from the begin of a page to that of private memory, as 16 for what malloc() "
-         "gives for large sizes; peers get the same")
+  app.add_option("--offset", options.offset,
+                 "bytes from the beginning of a page to that of private memory, such as 16, which "
+                 "malloc() has for large sizes; peers get the same")
       ->check(CLI::Range(0, 4095))
       ->capture_default_str();
 }
@@ -206,9 +205,9 @@ void add_reports(CLI::App& app, Options& options) {
   app.add_option_function<std::string>(
       "--peer", take_peers,
       "also time these, in alternation: mpi (its own choice of an algorithm), tuned (the best of "
-      "Open MPI's algorithms, found anew for each size), gloo; several as mpi,tuned,gloo");
+      "Open MPI's algorithms, found anew for each size), gloo; separate several by commas");
   app.add_option("--gloo-interface", options.gloo_interface,
-                 "network interface for Gloo (eth0), which needs it if there are several hosts");
+                 "network interface for Gloo, such as eth0; needed if there are several hosts");
   app.add_option("--max-seconds", options.seconds_max,
                  "end the repetitions of each form of a size after this time, but after 5 at the "
                  "earliest; 0: never")
@@ -219,8 +218,9 @@ void add_reports(CLI::App& app, Options& options) {
   app.add_option("--ratio-max", options.ratio_max,
                  "fail if Horon's time is more than this many times the first peer's (in place)")
       ->check(positive());
-  app.add_option("--idle", options.idle_s,
-                 "instead of a collective: CPU time of each rank in this many idle seconds")
+  app.add_option(
+         "--idle", options.idle_s,
+         "measure the CPU time of each rank in this many idle seconds instead of a collective")
       ->check(positive());
   app.add_option("--idle-percent-max", options.idle_percent_max,
                  "fail if an idle rank uses more than this percentage of a core, as the median of "
@@ -238,7 +238,7 @@ void take_network(PredictOptions& predict, const std::string& text) {
                           predict.delay_us >= 0 && predict.delay_us <= kMost;
   if (predict.network_given) return;
   throw CLI::ValidationError("--network",
-                             "\"" + text + "\" is not as 4,10,500: hosts, Gbit/s, microseconds");
+                             "\"" + text + "\" is not hosts,Gbit/s,microseconds, such as 4,10,500");
 }
 
 void add_prediction(CLI::App& app, PredictOptions& predict) {
@@ -255,13 +255,15 @@ void add_prediction(CLI::App& app, PredictOptions& predict) {
       "of gradients (44.7M), or bytes:share,bytes:share,... in the order in which backward makes "
       "them, each with its share of the time of backward");
   app.add_option("--alone-ms", predict.model.alone_ms,
-                 "with --predict: milliseconds of a step without communication, while as many "
-                 "ranks compute on a host as will")
+                 "with --predict: milliseconds of a step without communication, measured while as "
+                 "many ranks compute on a host as will in training")
       ->check(positive());
-  app.add_option("--forward-share", predict.model.forward_share, "of such a step")
+  app.add_option("--forward-share", predict.model.forward_share,
+                 "share of the forward pass in such a step")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  app.add_option("--optimizer-share", predict.model.optimizer_share, "of such a step")
+  app.add_option("--optimizer-share", predict.model.optimizer_share,
+                 "share of the optimizer in such a step")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   app.add_flag("--rehearse", predict.rehearse,
@@ -269,19 +271,20 @@ void add_prediction(CLI::App& app, PredictOptions& predict) {
                "communication takes the place of --alone-ms");
   app.add_option_function<std::string>(
       "--network", [&predict](const std::string& text) { take_network(predict, text); },
-      "with --predict: also for other hosts with one rank each: hosts, Gbit/s and microseconds of "
-      "one way, as 4,10,500");
+      "with --predict: also for other hosts with one rank each: hosts,Gbit/s,microseconds of one "
+      "way, such as 4,10,500");
 }
 
 std::string find_fault_of_prediction(const Options& options) {
   const PredictOptions& predict = options.predict;
   const bool predicts = !predict.model.stages.empty();
   if (predicts && options.device != DeviceKind::Host) return "--predict needs --device host";
-  if (predicts != (predict.model.alone_ms > 0)) return "--predict and --alone-ms go together";
+  if (predicts != (predict.model.alone_ms > 0)) return "give both --predict and --alone-ms";
   if (predict.network_given && !predicts) return "--network needs --predict";
   if (predict.rehearse && !predicts) return "--rehearse needs --predict";
   if (predict.model.forward_share + predict.model.optimizer_share >= 1) {
-    return "--forward-share and --optimizer-share leave nothing for backward";
+    return "--forward-share and --optimizer-share leave no time for backward; their sum must be "
+           "below 1";
   }
   return "";
 }
@@ -289,7 +292,7 @@ std::string find_fault_of_prediction(const Options& options) {
 // An option that compares nothing would pass for a comparison that went well.
 std::string find_fault_of_comparison(const Options& options) {
   const bool predicts = !options.predict.model.stages.empty();
-  if (predicts && options.idle_s > 0) return "--idle and --predict are two runs; choose one";
+  if (predicts && options.idle_s > 0) return "--idle and --predict can't be combined; choose one";
   if (!options.peers.empty() && (predicts || options.idle_s > 0)) {
     return predicts ? "--peer is for collectives: --predict compares nothing with a peer"
                     : "--peer is for collectives: --idle compares nothing with a peer";
@@ -311,17 +314,17 @@ std::string find_fault(const Options& options) {
   if (!undefined.empty()) return std::string(undefined);
   if (options.compression != Compression::None &&
       (options.collective != CollectiveKind::Allreduce || options.dtype != DataType::Float32)) {
-    return "--compression is for allreduce of float32";
+    return "--compression needs --collective allreduce and --dtype float32";
   }
   if (options.piece_bytes != 0 &&
       (options.piece_bytes < 0 || options.collective != CollectiveKind::Allreduce)) {
-    return "--piece-bytes is for allreduce, and not below 0";
+    return "--piece-bytes needs --collective allreduce, and must not be negative";
   }
   if (options.tensors > 1 && options.calling == Calling::Blocking) {
     return "--tensors needs --calling group or async";
   }
   if (options.calling != Calling::Blocking && options.collective != CollectiveKind::Allreduce) {
-    return "--calling group and async are for allreduce";
+    return "--calling group and async need --collective allreduce";
   }
   const bool on_host = options.device == DeviceKind::Host;
   if (options.collective == CollectiveKind::Barrier && !on_host) {

@@ -19,7 +19,7 @@ std::string refusal_of_size(const Options& options, int ranks) {
   if (!core::reduces(kind)) count *= static_cast<int64_t>(size_of(options.dtype));
   if (count <= std::numeric_limits<int>::max()) return "";
   return core::concat("MPI counts in 32 bits, and a message of ", core::bytes_text(bytes),
-                      " has too much to count");
+                      " has more to count than that");
 }
 
 }  // namespace

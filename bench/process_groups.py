@@ -207,14 +207,14 @@ def measure_training(name, groups, options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="cnn,resnet18,deep,gpt", help="empty: none")
-    parser.add_argument("--collectives", default="", help="only these, with commas")
+    parser.add_argument("--models", default="cnn,resnet18,deep,gpt", help="empty: no model")
+    parser.add_argument("--collectives", default="", help="only these, separated by commas")
     parser.add_argument("--sizes", default="4,4096,65536,1048576,16777216",
-                        help="of collectives, in bytes; empty: none")
+                        help="sizes of collectives in bytes; empty: no collectives")
     parser.add_argument("--repetitions", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=128,
-                        help="calls of each kind and size; Horon negotiates about a hundred before "
-                        "it knows them")
+                        help="untimed calls of each kind and size at first; Horon negotiates about "
+                        "a hundred of them")
     parser.add_argument("--blocks", type=int, default=9)
     parser.add_argument("--block-s", type=float, default=0.5)
     parser.add_argument("--json", default="")

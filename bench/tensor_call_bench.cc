@@ -98,7 +98,7 @@ int main(int argc, char** argv) {
   Options options;
   app.add_option("-n,--iters", options.iters, "timed samples of each call")
       ->check(CLI::Range(1, 1 << 20));
-  app.add_option("--only", options.only, "calls with this text in their names");
+  app.add_option("--only", options.only, "time only calls with this text in their names");
   CLI11_PARSE(app, argc, argv);
   int code = 0;
   try {

@@ -171,15 +171,15 @@ int main(int argc, char** argv) {
   app.add_option("--optimizer", options.plan.optimizer, "sgd (with momentum), adam or adamw")
       ->check(CLI::IsMember(bench::training_optimizers()));
   app.add_flag("--shard", options.plan.shard,
-               "also time steps with the optimizer's state shared out over the ranks");
+               "also time steps with the optimizer's state sharded over the ranks");
   app.add_flag("--shuffle", options.plan.shuffled,
                "also time optimizers that were given the parameters in random order, with and "
                "without buckets in the order in which gradients come");
   app.add_option("--local-sgd", options.plan.local_steps,
-                 "also time LocalSgd, which averages after so many steps; 0: not")
+                 "also time LocalSgd, which averages after this many steps; 0: leave it out")
       ->check(CLI::Range(0, 100'000));
   app.add_option("--power-sgd", options.plan.power_sgd,
-                 "also time PowerSgd, whose matrices have this rank; 0: not")
+                 "also time PowerSgd, whose matrices have this rank; 0: leave it out")
       ->check(CLI::Range(0, 1'000));
   app.add_flag("--buckets", options.plan.buckets,
                "on one rank too, gradients go through buckets and allreduces, as between ranks");

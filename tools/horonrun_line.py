@@ -13,12 +13,12 @@ EXAMPLES = """examples:
   horonrun -np 8 -H host1:4,host2:4 -x LD_LIBRARY_PATH ./train --epochs 3
   horonrun -np 2 --timeline /tmp/trace.json ./train
 SIGUSR1 and SIGUSR2 are passed on to all ranks, which can save and end (horon::StopRequest). SIGTERM
-kills them at once. With Open MPI 4 they get it after 30 seconds so, and 30 more to save what they
-have; Open MPI 5 has no such setting:
+kills them at once. With Open MPI 4, the setting below gives ranks SIGTERM after 30 seconds, and 30
+more to save what they have; Open MPI 5 has no such setting:
   horonrun -np 8 --mpi-args '--mca odls_base_sigkill_timeout 30' ./train
 a job that is started again, up to 3 times, if a rank or a host fails:
   horonrun -np 8 -H host1:4,host2:4 --max-restarts 3 ./train
-the same on the hosts that are there then, with 4 to 8 ranks:
+the same, on the hosts that are there at each start, with 4 to 8 ranks:
   horonrun -np 8 --min-np 4 --host-discovery-script ./hosts.sh ./train
 """
 
@@ -71,20 +71,20 @@ def parse_arguments(arguments, description):
         formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("-np", "-n", "--np", "--num-proc", dest="ranks", metavar="N",
-        help="number of ranks (required; in a job of Slurm's one for each task if it is not given)")
+        help="number of ranks (required; in a Slurm job the default is one for each task)")
     add("-H", "-host", "--host", "--hosts", dest="hosts", metavar="HOST:SLOTS,...",
         help="hosts, each with the number of ranks that it takes (default 1)")
     add("--hostfile", "-hostfile", metavar="FILE", help="hosts from a file in mpirun's format")
     add("-x", dest="variables", action="append", default=[], metavar="NAME[=VALUE]",
         help="pass an environment variable to the ranks on other hosts; those of Horon, NCCL and "
-             "MPI's transports (HORON_*, NCCL_*, UCX_*, FI_*) are, and OMP_NUM_THREADS, "
-             "PYTHONPATH and LD_LIBRARY_PATH")
+             "MPI's transports (HORON_*, NCCL_*, UCX_*, FI_*), OMP_NUM_THREADS, PYTHONPATH and "
+             "LD_LIBRARY_PATH are always passed")
     add("--timeline", metavar="FILE", help="each rank records a trace of events (HORON_TIMELINE)")
     add("--no-prefix", action="store_true",
-        help="leave the output to mpirun: no rank before each line, and lines may mix. So horonrun "
-             "does not see that a host is lost, after which Open MPI 5 ends with exit code 0")
+        help="leave the output to mpirun: no rank before each line, and lines may mix. Then "
+             "horonrun does not see that a host is lost, and Open MPI 5 ends with exit code 0")
     add("--mpi-args", metavar="TEXT", default="",
-        help="more arguments for mpirun, quoted as one; what concerns output needs --no-prefix")
+        help="more arguments for mpirun, quoted as one; options for output need --no-prefix")
     add("--max-restarts", "--reset-limit", metavar="N",
         help="if the job fails, start all its ranks again, up to N times (default 0, and 3 with "
              "--host-discovery-script); not after a signal to horonrun")
@@ -109,9 +109,9 @@ def add_elastic_options(group):
     add("--host-discovery-script", metavar="FILE",
         help="a program that prints a line for each host: HOST or HOST:SLOTS")
     add("--min-np", "--min-num-proc", dest="min_ranks", metavar="N",
-        help="wait until there are slots for so many ranks (default: -np)")
+        help="wait until there are slots for this many ranks (default: -np)")
     add("--max-np", "--max-num-proc", dest="max_ranks", metavar="N",
-        help="take no more ranks, whatever slots there are (default: -np)")
+        help="start no more ranks than this, however many slots there are (default: -np)")
     add("--slots-per-host", "--slots", metavar="N",
         help="slots of a host whose line gives none (default 1)")
     add("--elastic-timeout", metavar="SECONDS",
@@ -191,16 +191,16 @@ def slots_of_file(name):
     except OSError as error:
         raise UsageError(f"--hostfile {name}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"--hostfile {name}: it is no text, so no list of hosts") from error
+        raise UsageError(f"--hostfile {name}: it is not a text file of hosts") from error
     slots = []
     for number, line in enumerate(lines, start=1):
         def refuse(reason, line_number=number):
             raise UsageError(f"--hostfile {name}, line {line_number}: {reason}")
         # Of such lines, mpirun says that it has an internal error.
         if "\r" in line:
-            refuse("it ends as lines of Windows do, which mpirun can't read (dos2unix helps)")
+            refuse("it ends as lines do in Windows, which mpirun can't read; use dos2unix")
         if host := re.match(r"\s*([^\s:]+):([0-9]+)\s*$", line):
-            refuse(f"'{host[0].strip()}' is for -H; in a file it is '{host[1]} slots={host[2]}'")
+            refuse(f"'{host[0].strip()}' is for -H; in a file write '{host[1]} slots={host[2]}'")
         counts = re.findall(r"(?<![\w-])(slots\s*=\s*(\S*))", line)
         if len(counts) > 1:
             refuse("it gives slots twice")
@@ -253,7 +253,7 @@ def host_arguments(options, ranks, words, environment):
         where, slots = f"--hostfile {options.hostfile}", slots_of_file(options.hostfile)
         result = ["--hostfile", options.hostfile]
     elif mpirun_knows_hosts(words, environment):
-        where, result, slots = "this job of Slurm's", [], None
+        where, result, slots = "this Slurm job", [], None
         if takes_slots_of_slurm(words, environment):
             slots = slots_of_slurm(environment)
     else:
@@ -263,8 +263,8 @@ def host_arguments(options, ranks, words, environment):
         # As many slots as ranks, so that there may be more ranks than cores.
         return ["--host", f"localhost:{ranks}"]
     if slots is not None and slots < ranks and not oversubscribes(words, environment):
-        raise UsageError(f"{where} has {slots} slots, but -np wants {ranks} ranks (for more ranks "
-                         "than that, --mpi-args --oversubscribe)")
+        raise UsageError(f"{where} has {slots} slots, but -np wants {ranks} ranks (to allow "
+                         "more ranks than slots: --mpi-args --oversubscribe)")
     return result
 
 
@@ -338,8 +338,8 @@ def mpirun_line(options, environment, is_root):
     if not options.command:
         raise UsageError("which program? Give it after the options")
     if ":" in options.command:
-        raise UsageError("an argument ':' would be the end of the program for mpirun, and the "
-                         "begin of a second one")
+        raise UsageError("an argument ':' can't be passed on: for mpirun it ends the program "
+                         "and begins a second one")
     more = more_arguments(options)
     line = ["mpirun", "-np", str(ranks)]
     line += host_arguments(options, ranks, more, environment)

@@ -65,7 +65,7 @@ class Plan:
             raise UsageError(f"-np {ranks} is not between --min-np {self.ranks_min} and "
                              f"--max-np {self.ranks_max}")
         if os.path.isdir(self.script) or not os.access(self.script, os.X_OK):
-            raise UsageError(f"--host-discovery-script {self.script}: no program")
+            raise UsageError(f"--host-discovery-script {self.script}: not an executable program")
 
     def of_attempt(self, attempt, hosts):
         """The options of one start. `hosts`: what the script has said, else None."""
@@ -163,7 +163,8 @@ class HostDiscovery:
                 self.told = trouble
                 self.tell(f"{trouble}; waiting for hosts")
             if time.monotonic() >= deadline:
-                self.tell(f"no job: {trouble} after {self.plan.timeout_s} s, --elastic-timeout")
+                self.tell(f"the job is not started: {trouble} after {self.plan.timeout_s} s, "
+                          "--elastic-timeout")
                 return None
             wait(SECONDS_BETWEEN_QUESTIONS, stopped)
         return None
@@ -186,8 +187,8 @@ class HostDiscovery:
             return None, f"{self.plan.script}: {error}"
         slots = sum(hosts.values())
         if slots < self.plan.ranks_min:
-            return None, (f"{self.plan.script} gives {slots} slots, and {self.plan.ranks_min} "
-                          "ranks are the least (--min-np)")
+            return None, (f"{self.plan.script} gives {slots} slots, but {self.plan.ranks_min} "
+                          "ranks are the minimum (--min-np)")
         return hosts, None
 
 
@@ -210,8 +211,8 @@ class HostWatch(threading.Thread):
             loses_ranks = any(hosts.get(host, 0) < ranks
                               for host, ranks in plan.ranks_of_hosts(self.hosts).items())
             if loses_ranks or plan.ranks_on(hosts) > plan.ranks_on(self.hosts):
-                self.discovery.tell("there are other hosts: the job goes on on them when it "
-                                    "commits its state")
+                self.discovery.tell("the hosts have changed: the job is started again on the new "
+                                    "ones when it commits its state")
                 with contextlib.suppress(OSError):
                     open(plan.sign_of_hosts, "w", encoding="utf-8").close()
                 return

@@ -124,13 +124,13 @@ Json job_json() {
 void print_choices(const Json& algorithms) {
   const auto number = [&](const char* name) { return algorithms[name].get<double>(); };
   std::cout << "\nalgorithms (" << algorithms["origin"].get<std::string>() << ")\n";
-  std::printf("  on a host: a hand-off takes %.2f us, and %.0f bytes/us are added\n",
+  std::printf("  on a host: a hand-off takes %.2f us; sums add %.0f bytes/us\n",
               number("handoff_us"), number("sum_bytes_per_us"));
   std::printf(
       "  from private memory to private memory: %.0f bytes/us by the kernel, %.0f by way of"
       " shared memory\n",
       number("process_copy_bytes_per_us"), number("ring_copy_bytes_per_us"));
-  std::printf("  between hosts: a message takes %.2f us, and %.0f bytes/us flow\n",
+  std::printf("  between hosts: a message takes %.2f us; the network carries %.0f bytes/us\n",
               number("message_us"), number("wire_bytes_per_us"));
   for (const auto& line : algorithms["choices"]) {
     std::printf("  %s\n", line.get<std::string>().c_str());

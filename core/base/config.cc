@@ -77,22 +77,23 @@ constexpr std::array kKnobs = {
         "HORON_AUTOTUNE", &Config::autotune, kSame,
         "search for faster bucket and piece sizes during the first hundreds of training steps"),
     integer("HORON_AUTOTUNE_SAMPLES", &Config::autotune_samples, "", {2, 1000}, kOwn,
-            "how many bucket and piece sizes autotuning tries at most"),
+            "the most bucket and piece sizes that autotuning tries"),
     integer("HORON_AUTOTUNE_STEPS", &Config::autotune_steps, "", {1, 10000}, kOwn,
-            "how many training steps autotuning times for each at least"),
+            "the fewest training steps that autotuning times for each"),
     text("HORON_AUTOTUNE_LOG", &Config::autotune_log, "", kOwn,
          "CSV file for what autotuning measures; empty: none"),
     text("HORON_AUTOTUNE_WARM_START", &Config::autotune_warm_start, "", kOwn,
          "file in which autotuning keeps its results, and from which it starts; empty: none"),
     seconds("HORON_STALL_WARN_S", &Config::stall_warn_s, kOwn,
-            "warn when a tensor has waited for ranks this long; 0: never, and no error names them"),
+            "warn when a tensor has waited for ranks this long; 0: never, and errors do not name "
+            "those ranks"),
     seconds("HORON_STALL_ABORT_S", &Config::stall_abort_s, kSame,
             "end the job when a tensor has waited for ranks this long; 0: never"),
     seconds("HORON_DEAD_AFTER_S", &Config::dead_after_s, kSame,
             "a rank that is silent this long counts as dead; 0: never"),
     seconds("HORON_SHUTDOWN_TIMEOUT_S", &Config::shutdown_timeout_s, kOwn,
             "how long shutdown() waits for this rank's submissions, and after an error for ranks "
-            "that still save; 0: for nobody"),
+            "that still save; 0: not at all"),
     integer("HORON_SPIN_US", &Config::spin_us, "microseconds", {0, 1e6}, kOwn,
             "how long a waiting thread spins after the last progress before it yields and sleeps"),
     text("HORON_STEP_IN_SUBMIT", &Config::step_in_submit, "auto, on, off", kOwn,
@@ -178,7 +179,7 @@ int64_t parse_integer(const Knob& knob, const std::string& text) {
   }
   if (!value || (!bytes && *value != std::floor(*value))) fail(knob, text, "give a whole number");
   check_range(knob, text, *value);
-  if (*value != std::floor(*value)) fail(knob, text, "that is no whole number of bytes");
+  if (*value != std::floor(*value)) fail(knob, text, "give a whole number of bytes");
   return static_cast<int64_t>(*value);
 }
 
@@ -243,7 +244,7 @@ std::string_view without_prefix(std::string_view name) {
 }
 
 [[noreturn]] void fail_unknown(std::string_view name) {
-  throw Error(ErrorCode::Config, concat(name, " is no knob; did you mean ", kPrefix,
+  throw Error(ErrorCode::Config, concat(name, " is not a knob; did you mean ", kPrefix,
                                         nearest_name(without_prefix(name), knob_words()), "?"));
 }
 

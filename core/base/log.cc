@@ -31,7 +31,7 @@ LogLevel parse_log_level(const std::string& text) {
     if (text == kLevelNames.at(i)) return static_cast<LogLevel>(i);
   }
   throw Error(ErrorCode::Config,
-              concat("'", text, "' is no log level: give error, warn, info or debug"));
+              concat("'", text, "' is not a log level: give error, warn, info or debug"));
 }
 
 bool log_enabled(LogLevel level) { return level <= log_level.load(std::memory_order_relaxed); }

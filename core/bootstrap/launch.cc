@@ -19,19 +19,19 @@ std::string launch_fault(int world_size) {
     const std::string count = environment_value(name);
     if (count.empty()) continue;
     if (!has_started_several(count)) return "";
-    return concat("the launcher has started ", count, " processes (", name, "), but MPI knows of ",
-                  "this one alone, so each of them is a job of one rank: start them by the mpirun ",
-                  "of this MPI, or by srun --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH (srun ",
-                  "--mpi=list says what there is)");
+    return concat(
+        "the launcher has started ", count, " processes (", name, "), but MPI sees only ",
+        "this one, so each of them is a job of one rank: start the program with the mpirun ",
+        "of this MPI library, or with srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH); ",
+        "srun --mpi=list shows what this Slurm has");
   }
   // Slurm numbers the batch script as well, but it is no step.
   const std::string tasks = environment_value("SLURM_NTASKS");
   if (environment_has("SLURM_PROCID") && !environment_has("SLURM_STEP_ID") &&
       has_started_several(tasks)) {
-    return concat("this job of Slurm's is for ", tasks,
-                  " tasks (SLURM_NTASKS), but its script has ",
-                  "started this program itself, so it is one rank: start it by srun --mpi=pmix, ",
-                  "mpirun or horonrun");
+    return concat("this Slurm job has ", tasks, " tasks (SLURM_NTASKS), but its batch script ",
+                  "started this program directly, so it is a job of one rank: start it with srun ",
+                  "--mpi=pmix, mpirun or horonrun");
   }
   return "";
 }
@@ -43,7 +43,7 @@ void warn_of_launch(int world_size) {
 
 std::string_view launch_remark(int world_size) {
   if (world_size > 1 || !launch_fault(world_size).empty()) return "";
-  return ". No launcher (mpirun, srun) started this job, or with one process only";
+  return ". No launcher (mpirun, srun) started this job, or it started one process only";
 }
 
 std::string missing_pmix(std::string_view mpi_version) {
@@ -52,8 +52,8 @@ std::string missing_pmix(std::string_view mpi_version) {
     if (environment_has(name)) return "";
   }
   if (environment_value("SLURM_PROCID") != "0") return "";  // which says it for all
-  return "srun has started this program without PMIx, by which Open MPI finds the ranks: start it "
-         "by srun --mpi=pmix (srun --mpi=list says whether this Slurm has it), or by mpirun";
+  return "srun started this program without PMIx, which Open MPI needs to find the ranks: start it "
+         "with srun --mpi=pmix (srun --mpi=list shows whether this Slurm has it), or with mpirun";
 }
 
 }  // namespace horon::core

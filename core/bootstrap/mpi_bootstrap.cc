@@ -24,15 +24,15 @@ MPI_Comm parent_of(const void* communicator) {
   if (parent == MPI_COMM_NULL) {
     throw Error(
         ErrorCode::InvalidArgument,
-        "InitOptions::mpi_comm is MPI_COMM_NULL. MPI_Comm_split() gives that to a rank with "
-        "MPI_UNDEFINED: it is in no communicator, and does not call horon::init()");
+        "InitOptions::mpi_comm is MPI_COMM_NULL, which MPI_Comm_split() returns on a rank that "
+        "gave MPI_UNDEFINED: such a rank is in no communicator and must not call horon::init()");
   }
   int is_between_groups = 0;
   check_mpi(MPI_Comm_test_inter(parent, &is_between_groups), "MPI_Comm_test_inter");
   if (is_between_groups != 0) {
     throw Error(ErrorCode::InvalidArgument,
-                "InitOptions::mpi_comm is an intercommunicator: horon::init() needs a communicator "
-                "of one group, as MPI_Intercomm_merge() makes it of the two");
+                "InitOptions::mpi_comm is an intercommunicator: horon::init() needs an "
+                "intracommunicator; MPI_Intercomm_merge() makes one of its two groups");
   }
   return parent;
 }
@@ -43,10 +43,10 @@ std::string missing_ranks_text(MPI_Comm parent, double waited_s) {
   int size = 0;
   check_mpi(MPI_Comm_rank(parent, &rank), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(parent, &size), "MPI_Comm_size");
-  return concat("horon::init() on rank ", rank, " waits since ", std::lround(waited_s),
+  return concat("horon::init() on rank ", rank, " has waited ", std::lround(waited_s),
                 " s for other ranks of the communicator: all of its ", size,
-                " ranks must call init(); if only some train, give InitOptions::mpi_comm a "
-                "communicator of these");
+                " ranks must call init(); if only some of them train, give InitOptions::mpi_comm a "
+                "communicator of those");
 }
 
 // When to warn of a wait: after `first_s`, again after twice the time and so on. 0: never.
@@ -118,9 +118,9 @@ void MpiBootstrap::wait_for_others(MPI_Comm communicator) const {
   wait_for(request, [&](double waited_s) {
     if (!warnings.is_due(waited_s)) return;
     log(LogLevel::Warn,
-        concat("horon::init() on rank ", rank, " waits since ", std::lround(waited_s),
-               " s for a rank that has called init() too and stands still in it: one that does "
-               "not say so here. Look at its host, its files and its devices"));
+        concat("horon::init() on rank ", rank, " has waited ", std::lround(waited_s),
+               " s for a rank that has called init() too and is stuck in it: one that does not log "
+               "this warning. Look at its host, its files and its devices"));
   });
 }
 
@@ -138,8 +138,7 @@ std::vector<std::string> MpiBootstrap::allgather_over(MPI_Comm communicator,
   if (total > INT_MAX) {
     throw Error(ErrorCode::Limit,
                 concat("the ranks have ", bytes_text(static_cast<uint64_t>(total)),
-                       " to tell each other at the start of the job; ", bytes_text(INT_MAX),
-                       " is the most"));
+                       " to exchange at the start of the job; the limit is ", bytes_text(INT_MAX)));
   }
   const std::vector<int> counts(lengths.begin(), lengths.end());
   std::vector<int> begins(count);

@@ -53,7 +53,7 @@ OpTable::OpTable(std::vector<std::unique_ptr<CollectiveOp>> ops, const std::stri
               concat("HORON_ALLREDUCE=", allreduce, ": ", owner,
                      " has no such allreduce (\"shm\" needs all ranks on one host, \"hier\" ranks "
                      "on several hosts, and those of a host must be able to map each other's "
-                     "memory); \"auto\" chooses among what there is"));
+                     "memory); \"auto\" chooses one that this job has"));
 }
 
 std::string OpTable::refusal(const CollectiveOp& op, const BatchFacts& facts) const {

@@ -65,7 +65,7 @@ MemoryDomain& ScratchPool::domain_of_captures(DeviceKind device) const {
     if (of.domain->device() == device && of.domain->is_for_captures()) return *of.domain;
   }
   throw Error(ErrorCode::Config,
-              concat("what is done with ", to_string(device), " memory can't be captured here"));
+              concat("collectives of ", to_string(device), " memory can't be captured here"));
 }
 
 const ScratchPool::OfDomain& ScratchPool::of(const MemoryDomain& domain) const {

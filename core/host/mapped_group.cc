@@ -104,7 +104,7 @@ void MappedGroup::require_copied(int local_rank, int error) {
   if (error == ESRCH || has_died(local_rank)) throw_dead(local_rank);
   throw Error(ErrorCode::OperationFailed,
               concat("memory of ", name_of(local_rank), " can't be copied: ", std::strerror(error),
-                     "; HORON_CMA=off copies it by way of shared memory"));
+                     "; set HORON_CMA=off to copy it by way of shared memory"));
 }
 
 void MappedGroup::throw_dead(int local_rank) const {

@@ -124,8 +124,8 @@ std::string why_no_named_files() {
   if (statvfs(kFolder, &space) != 0) return concat(kFolder, ": ", std::strerror(errno));
   const uint64_t left = uint64_t{space.f_bavail} * space.f_frsize;
   if (left >= kBytesWanted) return "";
-  return concat(bytes_text(left), " are left in ", kFolder, ", and ", bytes_text(kBytesWanted),
-                " are wanted");
+  return concat(bytes_text(left), " are left in ", kFolder, ", but ", bytes_text(kBytesWanted),
+                " are needed");
 }
 
 std::string path_of_named_file(uint64_t number) { return path_of(number).data(); }

@@ -18,10 +18,10 @@ void allow_more_open_files() noexcept {
 std::string too_many_open_files() {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
-  return concat("this process may have ", limit.rlim_cur,
-                " open files, and has them; large pieces of shared memory, such as buckets of "
-                "gradients, take one each: raise the limit (ulimit -n), or make fewer and larger "
-                "buckets");
+  return concat("this process has reached its limit of ", limit.rlim_cur,
+                " open files; each large piece of shared memory, such as a bucket of gradients, "
+                "takes one: raise the limit (ulimit -n), or make fewer and larger buckets "
+                "(HORON_BUCKET_BYTES)");
 }
 
 }  // namespace horon::core

@@ -85,7 +85,7 @@ std::string ProcessProbe::try_copies(int process_id, const Offer& peer, int rank
   if (const int error = read_process(process_id, seen, peer.token_address, sizeof(token))) {
     return failed("process_vm_readv", error);
   }
-  if (token != peer.token) return concat("process ", process_id, " is another one here");
+  if (token != peer.token) return concat("process ", process_id, " is a different process here");
   const uint64_t answer = peer.answers_address + static_cast<uint64_t>(rank) * sizeof(token_);
   const auto* const mine = reinterpret_cast<const std::byte*>(&token_);
   if (const int error = write_process(process_id, answer, mine, sizeof(token_))) {

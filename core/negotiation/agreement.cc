@@ -35,12 +35,14 @@ std::string compression_text(const EntrySpec& s, Where) {
   return std::string(to_string(s.compression));
 }
 std::string pieces_text(const EntrySpec& s, Where) { return std::to_string(s.piece_bytes); }
-std::string capture_text(const EntrySpec& s, Where) { return s.captured ? "graph" : "none"; }
+std::string capture_text(const EntrySpec& s, Where) {
+  return s.captured ? "captured" : "not captured";
+}
 std::string splits_text(const EntrySpec& s, Where) {
   return s.splits.empty() ? "even" : shape_text(s.splits);
 }
 std::string division_text(const EntrySpec& s, Where) {
-  return s.as_one ? "of all as one" : "of each";
+  return s.as_one ? "of all tensors as one" : "of each tensor";
 }
 std::string parts_text(const EntrySpec& s, Where) { return concat(s.parts.size()); }
 std::string name_text(const EntrySpec& s, Where at) { return s.parts.at(at.part).name; }
@@ -89,7 +91,7 @@ constexpr std::array<Field, 12> entry_fields = {{{"collective", kind_text},
                                                  {"postscale", postscale_text},
                                                  {"compression", compression_text},
                                                  {"piece bytes", pieces_text},
-                                                 {"capture", capture_text},
+                                                 {"capture in a CUDA graph", capture_text},
                                                  {"division", division_text},
                                                  {"number of tensors", parts_text}}};
 constexpr Field call_field = {"call", remark_text};

@@ -19,12 +19,12 @@ void Controller::tick_coordinator() {
     effects_.warnings.push_back(
         concat("the table of ", kIdsMax, " names and shapes of tensors is full; new names cost ",
                "more from now on, since they are negotiated in full. Is there a step number in a ",
-               "name?"));
+               "name? Give a tensor the same name in each step"));
   }
   if (coordinator_->places_are_used_up() && !std::exchange(told_of_places_, true)) {
     effects_.warnings.push_back(concat("more than ", options_.frozen_max,
                                        " tensors come again and ",
-                                       "again; the others are negotiated each time"));
+                                       "again; those beyond that number are negotiated each time"));
   }
   for (const int peer : coordinator_->missing_members(now_, options_.ask_after)) {
     if (peer != options_.rank) ask(peer);
@@ -45,7 +45,7 @@ void Controller::tick_coordinator() {
   const bool lasts = warning_gap_ > 2 * options_.stall_warn_after;
   effects_.warnings.push_back(concat("stalled: ", warning,
                                      lasts && options_.stall_abort_after <= 0
-                                         ? "; HORON_STALL_ABORT_S ends a job that waits so long"
+                                         ? "; set HORON_STALL_ABORT_S to end such a job"
                                          : ""));
 }
 

@@ -286,7 +286,7 @@ std::optional<Fail> Coordinator::fault_of_joined(const Entry& entry,
     if (!root_joined) return std::nullopt;
     return Fail{entry.name, ErrorCode::RankLeft,
                 concat("tensor \"", entry.name, "\" can't be broadcast: its root, rank ", spec.root,
-                       ", has joined")};
+                       ", has joined. Broadcast before it calls join().")};
   }
   if (spec.kind == CollectiveKind::Reducescatter || spec.kind == CollectiveKind::Alltoall ||
       spec.kind == CollectiveKind::Gather || spec.kind == CollectiveKind::Scatter) {

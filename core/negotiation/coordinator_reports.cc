@@ -73,7 +73,7 @@ std::string Coordinator::stall_report(Nanos now, Nanos age) const {
     const std::vector<int> refused = members_with(entry, Vote::Kind::Refused);
     const std::vector<int> silent = silent_members(entry);
     out << (named > 1 ? "; " : "") << "tensor \"" << entry.name << "\": waiting for "
-        << name_members(silent) << " since " << (now - entry.opened) / 1000000000 << " s (";
+        << name_members(silent) << " for " << (now - entry.opened) / 1000000000 << " s (";
     if (!ready.empty()) out << "ready: " << name_members(ready);
     if (!refused.empty())
       out << (ready.empty() ? "" : "; ") << "refused on " << name_members(refused);

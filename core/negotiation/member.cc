@@ -28,8 +28,11 @@ void Member::submit(Request request, Effects& effects) {
                   concat("tensor \"", request.name, "\" was submitted after shutdown()"));
   }
   if (join_ticket_) {
-    return reject(ErrorCode::InvalidArgument,
-                  concat("tensor \"", request.name, "\" was submitted while join() is waiting"));
+    return reject(
+        ErrorCode::InvalidArgument,
+        concat("tensor \"", request.name,
+               "\" was submitted while join() waits on this rank; submit it before join() or "
+               "after join() has returned"));
   }
   FrozenEntries::Entry* const frozen = frozen_.find(request.name);
   const auto known = unserved_.empty() ? unserved_.end() : unserved_.find(request.name);
@@ -107,7 +110,8 @@ bool Member::has_said(const std::string& name) {
 void Member::join(Ticket ticket, Effects& effects) {
   if (leaving_ || join_ticket_) {
     effects.finished.push_back(
-        {ticket, Error(ErrorCode::InvalidArgument, "join() was called twice or after shutdown()")});
+        {ticket, Error(ErrorCode::InvalidArgument,
+                       "join() was called while an earlier join() waits, or after shutdown()")});
     return;
   }
   join_ticket_ = ticket;

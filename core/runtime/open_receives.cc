@@ -100,9 +100,9 @@ bool OpenReceives::advance(std::list<Receive>::iterator receive, size_t source) 
   }
   const std::vector<bool>& gone = receive->gone;
   if (std::find(gone.begin(), gone.end(), false) != gone.end()) return false;
-  fail(receive,
-       Error(ErrorCode::RankLeft, concat("rank ", rank_, " waits for ", open.text(),
-                                         ", and all of these have shut down without sending one")));
+  fail(receive, Error(ErrorCode::RankLeft,
+                      concat("rank ", rank_, " waits for ", open.text(),
+                             ", and all of these ranks have shut down without sending one")));
   return true;
 }
 
@@ -134,8 +134,8 @@ void OpenReceives::finish_all(const Error& error) noexcept {
 }
 
 std::string OpenReceives::text_of(const Receive& receive, Nanos now) const {
-  return concat("rank ", rank_, " waits for ", receive.open->text(), " since ",
-                (now - receive.since) / kOneSecond, " s, and none of them has sent one");
+  return concat("rank ", rank_, " waits for ", receive.open->text(), ", and none has come in ",
+                (now - receive.since) / kOneSecond, " s");
 }
 
 bool OpenReceives::look(Nanos now) {

@@ -17,8 +17,8 @@ uint32_t pair_set(int one, int other, int size) {
   const auto [low, high] = std::minmax(one, other);
   if (low < 0 || high >= size || low == high) {
     throw Error(ErrorCode::InvalidArgument,
-                concat("ranks ", one, " and ", other, " are no pair; send and receive between two ",
-                       "of the ranks 0 to ", size - 1));
+                concat("send and receive need two different ranks of 0 to ", size - 1,
+                       ", not ranks ", one, " and ", other));
   }
   if (size > kSizeMax) {
     throw Error(ErrorCode::Limit,

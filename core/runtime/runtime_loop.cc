@@ -215,7 +215,7 @@ void RuntimeLoop::take(AddSetCall& add) {
   try {
     if (std::binary_search(add.ranks.begin(), add.ranks.end(), topology_.rank)) {
       if (make_set_ == nullptr) {
-        throw Error(ErrorCode::Config, "this job can't make process sets");
+        throw Error(ErrorCode::Config, "this runtime was made without process sets");
       }
       SetResources resources = make_set_(add.ranks);
       made = resources.keep_alive;

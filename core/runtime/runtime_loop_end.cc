@@ -206,7 +206,7 @@ void RuntimeLoop::wait_on() {
   if (std::exchange(told_of_waiting_, true) || topology_.rank > 1) return;
   const std::string& missing = door_.stall_report;
   attempt([&] {
-    log(LogLevel::Warn, concat("this rank has ended and waits for the others",
+    log(LogLevel::Warn, concat("this rank is in shutdown() and waits for the others",
                                missing.empty() ? "" : concat(": ", missing)));
   });
 }

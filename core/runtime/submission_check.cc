@@ -18,7 +18,7 @@ bool has(std::span<const int> ranks, int rank) {
 
 std::string fault_of_spec(const EntrySpec& spec, std::span<const int> ranks) {
   if (has_root(spec.kind) && !has(ranks, spec.root)) {
-    return concat("root ", spec.root, " is no rank of the process set; its ranks are ",
+    return concat("root ", spec.root, " is not in the process set; its ranks are ",
                   list_ranks(ranks));
   }
   if (reduces(spec.kind)) {
@@ -52,7 +52,8 @@ std::string fault_of_spec(const EntrySpec& spec, std::span<const int> ranks) {
   }
   if (!countable(spec)) return "its shapes have more bytes than 64 bits can count";
   if (spec.as_one && spec.kind != CollectiveKind::Reducescatter) {
-    return concat("tensors are divided as one by reducescatter, not by ", to_string(spec.kind));
+    return concat("only reducescatter can divide all tensors as one; this is ",
+                  to_string(spec.kind));
   }
   return "";
 }
@@ -95,7 +96,8 @@ std::string fault_of_output_blocks(const Submission& submission, int rank, size_
   }
   const size_t blocks = submission.output_blocks.size();
   if (blocks == members) return "";
-  return concat("it has ", blocks, " blocks for what comes from ", members, " ranks");
+  return concat("it has ", blocks, " output blocks for ", members,
+                " ranks; give one for each rank");
 }
 
 std::string fault_of_rows(const Submission& submission, int rank, std::span<const int> ranks) {
@@ -110,7 +112,7 @@ std::string fault_of_rows(const Submission& submission, int rank, std::span<cons
   const bool divides = spec.kind == CollectiveKind::Alltoall ||
                        (spec.kind == CollectiveKind::Scatter && spec.root == rank);
   if (submission.splits.size() != (divides ? members * spec.parts.size() : 0) && !divides) {
-    return concat("splits are not for ", to_string(spec.kind), " on this rank");
+    return concat(to_string(spec.kind), " takes no splits on this rank; give none");
   }
   for (size_t part = 0; part < spec.parts.size(); ++part) {
     const int64_t rows = spec.parts[part].shape.front();
@@ -135,16 +137,16 @@ std::string fault_of_capture(const Submission& submission) {
   const EntrySpec& spec = *submission.spec;
   if (!spec.captured) return "";
   if (submission.copied_to_host) {
-    return "a graph can't hold it, since some ranks of the process set have no GPU; call it "
-           "outside";
+    return "a CUDA graph can't hold it, since some ranks of the process set have no GPU; call it "
+           "outside the capture";
   }
   if (is_pair_set(submission.set)) {
-    return "a graph can't hold messages between two ranks, which go through the host; send and "
-           "receive outside";
+    return "a CUDA graph can't hold messages between two ranks, which go through the host; send "
+           "and receive outside the capture";
   }
   if (spec.device != DeviceKind::Host && spec.kind != CollectiveKind::Barrier) return "";
   return concat(to_string(spec.kind), " in ", to_string(spec.device),
-                " memory can't be captured in a graph");
+                " memory can't be captured in a CUDA graph");
 }
 
 std::string fault_of_device(const Submission& submission, int rank, const RankDevices& devices) {
@@ -168,8 +170,8 @@ std::string fault_of_device(const Submission& submission, int rank, const RankDe
       return concat(memory,
                     "this job can't use (this build has no support for it); move it to the host");
     }
-    const std::string who = submission.set == kWorldSet   ? "all ranks together"
-                            : is_pair_set(submission.set) ? "messages"
+    const std::string who = submission.set == kWorldSet   ? "collectives of all ranks"
+                            : is_pair_set(submission.set) ? "messages between ranks"
                                                           : set_text(submission.set);
     return concat(memory, who, " can't use (", unavailable, "); move it to the host");
   }

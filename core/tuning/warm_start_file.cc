@@ -53,7 +53,7 @@ WarmStartFile::Entries WarmStartFile::load() const {
   }
   std::string line;
   if (!std::getline(file, line) || line != kTitle) {
-    fail(path_, "is no file of Horon's autotuning (its first line is not \"", kTitle, "\")");
+    fail(path_, "is not a file of Horon's autotuning (its first line is not \"", kTitle, "\")");
   }
   Entries entries;
   for (int number = 2; std::getline(file, line); ++number) {

@@ -90,7 +90,7 @@ bool ConstantsFile::save(const std::string& job, int64_t today,
   if (is_foreign(path_)) {
     core::log(core::LogLevel::Warn,
               core::concat("the measured constants are not kept: ", path_,
-                           " is no file of them (its first line begins otherwise than with \"",
+                           " is not a file of them (its first line does not begin with \"",
                            kTitleStart, "\"); see HORON_MEASURE_FILE"));
     return false;
   }

@@ -75,8 +75,8 @@ class CommunicatorMaker::Progress {
   double waited_s() const { return waited_s_; }
   int first_rank() const { return first_rank_; }
   std::string waiting_text() const {
-    return concat("MPI_Comm_create_group has not returned on ", core::name_ranks(waiting_),
-                  " since ", std::lround(waited_s_), " s");
+    return concat("MPI_Comm_create_group has not returned on ", core::name_ranks(waiting_), " in ",
+                  std::lround(waited_s_), " s");
   }
 
  private:
@@ -157,7 +157,7 @@ std::unique_ptr<MpiCommunicator> CommunicatorMaker::make_mpi(const core::Bootstr
   std::string fault;
   if (!part.members.empty() && library_.abandoned()) {
     // So on all members. The call that was left in MPI may keep a new one waiting for ever.
-    fault = "MPI was given up by an earlier call";
+    fault = "an earlier call was given up in MPI, so no more process sets can be made";
   } else if (!part.members.empty()) {
     try {
       call.emplace(library_, [this, part] {
@@ -237,7 +237,7 @@ void CommunicatorMaker::connect(Communicator& communicator, uint32_t id) const {
       library_.abandon();
       throw Error(ErrorCode::Stall,
                   concat("MPI_Comm_create_group of ", core::name_ranks(communicator.members()),
-                         " has not returned since ", std::lround(waited_s), " s"));
+                         " has not returned in ", std::lround(waited_s), " s"));
     }
   }
   if (!call.failure().empty()) throw Error(ErrorCode::OperationFailed, call.failure());

@@ -260,10 +260,11 @@ bool is_captured(CudaStream stream) noexcept {
 std::shared_ptr<CudaApi> open_cuda(int device) {
   const CudaStatus& status = cuda_status();
   if (device < 0 || device >= status.devices) {
-    throw Error(ErrorCode::Config,
-                core::concat("no CUDA device ", device, ": ",
-                             status.devices == 0 ? status.unavailable
-                                                 : core::concat("there are ", status.devices)));
+    throw Error(
+        ErrorCode::Config,
+        core::concat("no CUDA device ", device, ": ",
+                     status.devices == 0 ? status.unavailable
+                                         : core::concat("this process sees ", status.devices)));
   }
   return std::make_shared<Cuda>(device);
 }

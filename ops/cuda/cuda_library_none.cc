@@ -14,13 +14,13 @@ const CudaStatus& cuda_status() {
 }
 
 std::string bus_of_cuda_device(int /*device*/) {
-  throw Error(ErrorCode::Config, "Horon was built without CUDA (see HORON_CUDA)");
+  throw Error(ErrorCode::Config, "Horon was built without CUDA; build it with -DHORON_CUDA=ON");
 }
 
 bool is_captured(CudaStream /*stream*/) noexcept { return false; }
 
 std::shared_ptr<CudaApi> open_cuda(int /*device*/) {
-  throw Error(ErrorCode::Config, "Horon was built without CUDA (see HORON_CUDA)");
+  throw Error(ErrorCode::Config, "Horon was built without CUDA; build it with -DHORON_CUDA=ON");
 }
 
 }  // namespace horon::ops

@@ -25,7 +25,9 @@ class StagedOp final : public core::CollectiveOp {
   std::string_view name() const override { return name_; }
   std::string refusal(const core::BatchFacts& facts) const override {
     if (facts.device != DeviceKind::Cuda) return "it stages tensors of GPUs only";
-    if (facts.captured) return "the host makes it, so no graph can hold it; call it outside";
+    if (facts.captured) {
+      return "the host makes it, so a CUDA graph can't hold it; call it outside the capture";
+    }
     core::BatchFacts on_host = facts;
     on_host.device = DeviceKind::Host;
     return below_.refusal(on_host);

@@ -151,7 +151,7 @@ void NcclHierAllreduce::connect_host(const std::shared_ptr<JobGpu>& gpu,
 }
 
 std::string NcclHierAllreduce::refusal(const core::BatchFacts& facts) const {
-  if (facts.captured) return "the host sends between hosts, which no graph can hold";
+  if (facts.captured) return "the host sends between hosts, which a CUDA graph can't hold";
   return nccl_refusal(facts, CollectiveKind::Allreduce);
 }
 

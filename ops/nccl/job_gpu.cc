@@ -85,8 +85,8 @@ std::string fault_of_missing_gpus(const std::vector<GpuFacts>& facts,
   const std::string text =
       concat(who, without.size() == 1 ? " has" : " have", " no GPU (", why, ")");
   if (without.size() == ranks.size()) return text;
-  return concat(text, ", the others have one: a process set of ranks with a GPU can use them, and ",
-                "HORON_GPU_COLLECTIVES=host lets all ranks take part, by way of the host");
+  return concat(text, ", the others have one: make a process set of the ranks with a GPU, or let ",
+                "all ranks take part by way of the host with HORON_GPU_COLLECTIVES=host");
 }
 
 // NCCL refuses two ranks on one GPU. Like NCCL, this identifies a GPU by its host (or NCCL_HOSTID,
@@ -128,7 +128,8 @@ std::string JobGpu::judge(const std::vector<Facts>& facts, const std::vector<int
   if (!others.empty()) {
     return concat("NCCL differs between ranks: rank ", owners.front(), " has version code ",
                   version, ", ", core::name_ranks(others), others.size() == 1 ? " has " : " have ",
-                  facts[static_cast<size_t>(others.front())].nccl_version);
+                  facts[static_cast<size_t>(others.front())].nccl_version,
+                  "; install one version on all hosts");
   }
   return fault_of_shared_gpus(facts, host_of);
 }
@@ -149,9 +150,8 @@ bool JobGpu::mixed(const std::vector<int>& ranks) const {
 
 std::string JobGpu::unavailable_alone(const std::vector<int>& ranks) const {
   if (keeps_order_of_sets()) return unavailable(ranks);
-  return "its members have made it alone, which on GPUs they can from the first add_process_set() "
-         "or "
-         "order_sets_on_gpus() of all ranks on";
+  return "its members made it alone; for GPUs all ranks must call add_process_set() or "
+         "order_sets_on_gpus() once before that";
 }
 
 bool JobGpu::any_device(const std::vector<int>& ranks) const {

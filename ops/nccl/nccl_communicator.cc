@@ -87,7 +87,7 @@ void NcclCommunicator::require_capture(CudaStream stream) const {
   if (parts_.gpu->is_captured(stream)) return;
   throw Error(ErrorCode::OperationFailed,
               "the capture of a CUDA graph has ended before its collectives were in it; wait for "
-              "all of them before it ends");
+              "all of them before you end the capture");
 }
 
 NcclCommunicator::~NcclCommunicator() {
@@ -154,10 +154,11 @@ bool NcclCommunicator::is_made() {
     if (make_on()) continue;
     if (Clock::now() - began_ < parts_.limit) return false;
     const double waited_s = std::chrono::duration<double>(Clock::now() - began_).count();
-    throw Error(ErrorCode::Timeout, core::concat("NCCL has not connected ", parts_.members,
-                                                 " since ", std::lround(waited_s),
-                                                 " s; NCCL_DEBUG=INFO tells which network it tries "
-                                                 "(NCCL_SOCKET_IFNAME chooses)"));
+    throw Error(
+        ErrorCode::Timeout,
+        core::concat(
+            "NCCL has not connected ", parts_.members, " in ", std::lround(waited_s),
+            " s; NCCL_DEBUG=INFO shows which network it tries (NCCL_SOCKET_IFNAME chooses one)"));
   }
   return true;
 }

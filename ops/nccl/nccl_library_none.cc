@@ -14,7 +14,7 @@ const NcclStatus& nccl_status() {
 }
 
 std::shared_ptr<NcclApi> open_nccl(const std::shared_ptr<CudaApi>& /*cuda*/) {
-  throw Error(ErrorCode::Config, "Horon was built without NCCL (see HORON_CUDA)");
+  throw Error(ErrorCode::Config, "Horon was built without NCCL; build it with -DHORON_CUDA=ON");
 }
 
 }  // namespace horon::ops

@@ -53,14 +53,14 @@ class NcclOp final : public core::CollectiveOp {
   std::string_view name() const override { return name_; }
   std::string refusal(const core::BatchFacts& facts) const override {
     if (facts.captured && wants_ready_tensors_) {
-      return "the host asks first whether tensors are ready, which no graph can hold";
+      return "the host asks first whether tensors are ready, which a CUDA graph can't hold";
     }
     return nccl_refusal(facts, kind_);
   }
   std::string refusal_of_capture_now() const override {
     if (line_->communicator().has_been_made()) return "";
     return "it is captured in a CUDA graph before NCCL has connected the ranks, which can't be "
-           "captured; run such a step at least once outside, to warm up";
+           "captured; run such a step at least once before the capture, to warm up";
   }
   bool enqueues() const override { return true; }
   bool wants_ready_tensors() const override { return wants_ready_tensors_; }

@@ -42,7 +42,8 @@ BarrierHandle::BarrierHandle(std::shared_ptr<core::HandleState> state) : state_(
 
 const core::HandleState& BarrierHandle::state() const {
   if (state_ == nullptr) {
-    throw Error(ErrorCode::InvalidArgument, "this handle belongs to no barrier");
+    throw Error(ErrorCode::InvalidArgument,
+                "this BarrierHandle is empty; take one from barrier_async()");
   }
   return *state_;
 }
@@ -56,7 +57,7 @@ void BarrierHandle::wait(std::chrono::nanoseconds timeout) const {
   const std::string stalled = is_initialized() ? ops::runtime().stall_report() : "";
   throw Error(ErrorCode::Timeout, core::concat("not all ranks have come to the barrier within ",
                                                std::chrono::duration<double>(timeout).count(),
-                                               " s; it goes on and may be waited for again",
+                                               " s; it goes on, and wait() may be called again",
                                                stalled.empty() ? "" : ". Known so far: ", stalled));
 }
 

@@ -118,7 +118,7 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
   core::log(core::LogLevel::Info, introduction());
   warn_of_serialized_mpi();
   for (const std::string& name : config_.unknown()) {
-    core::log(core::LogLevel::Warn, concat(name, " is no knob of Horon, and is ignored"));
+    core::log(core::LogLevel::Warn, concat(name, " is not a knob of Horon, and is ignored"));
   }
   warn_of_gpus();
 }
@@ -129,9 +129,9 @@ void Job::warn_of_serialized_mpi() const {
   if (maker_->threads_at_once() || world_->topology().size == 1) return;
   if (world_->topology().one_host() && world_->local_group().available()) return;
   core::log(core::LogLevel::Warn,
-            "MPI runs with MPI_THREAD_SERIALIZED on some ranks, and the ranks exchange messages by "
-            "it at any time: the program must make no call of MPI between horon::init() and "
-            "horon::shutdown(), or ask MPI_Init_thread for MPI_THREAD_MULTIPLE");
+            "MPI runs with MPI_THREAD_SERIALIZED on some ranks, and Horon's own thread calls MPI "
+            "at any time: make no call of MPI between horon::init() and horon::shutdown(), or ask "
+            "MPI_Init_thread for MPI_THREAD_MULTIPLE");
 }
 
 void Job::warn_of_gpus() const {
@@ -281,8 +281,9 @@ void Job::compare_ranks(const InitOptions& options) const {
     core::require_same(*bootstrap_, "the configuration", knobs);
   } catch (const Error& error) {
     if (bootstrap_->topology().cross_size == 1) throw;
-    throw Error(error.code(), concat(error.what(), ": mpirun gives a variable to other hosts only ",
-                                     "with -x NAME, horonrun gives them all of HORON_*"));
+    throw Error(error.code(),
+                concat(error.what(), ": mpirun passes a variable to other hosts only ",
+                       "with -x NAME; horonrun passes all of HORON_*"));
   }
   std::string sets;
   for (std::vector<int> ranks : options.process_sets) {
@@ -321,9 +322,10 @@ void Job::stop() {
   const auto limit = std::chrono::duration<double>(config_.shutdown_timeout_s);
   const auto limit_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(limit);
   if (sets_->refuse_calls()) {
-    runtime_->fail(Error(ErrorCode::OperationFailed,
-                         concat("rank ", bootstrap_->topology().rank, ": shutdown() was called ",
-                                "while another thread made a process set, and MPI was given up")));
+    runtime_->fail(
+        Error(ErrorCode::OperationFailed,
+              concat("rank ", bootstrap_->topology().rank, ": shutdown() was called ",
+                     "while another thread was making a process set, and MPI was given up")));
   }
   runtime_->shutdown(limit_ns, limit_ns);
   if (!runtime_->left_from_within()) end_timeline();

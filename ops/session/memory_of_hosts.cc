@@ -60,12 +60,13 @@ void warn_of_missing_memory(const core::Bootstrap& bootstrap, const std::string&
   }
   const auto reasons = bootstrap.allgather(core::Bootstrap::Among::Job, mine);
   if (topology.rank != 0) return;
-  core::log(core::LogLevel::Warn,
-            concat("no shared memory on ", list_hosts(topology, reasons),
-                   ". So collectives of all ranks go through MPI, which is slower. Ranks share "
-                   "memory if all those of a host run as one user, in one PID namespace, and "
-                   "either may look into each other's processes or have the same /dev/shm, with "
-                   "memory left; HORON_SHARED_MEMORY=0 chooses MPI and ends this warning"));
+  core::log(
+      core::LogLevel::Warn,
+      concat("no shared memory on ", list_hosts(topology, reasons),
+             ". So collectives of all ranks go through MPI, which is slower. For shared memory, "
+             "run all ranks of a host as one user and in one PID namespace, and either let them "
+             "look into each other's processes (ptrace) or give them the same /dev/shm, with "
+             "memory left; HORON_SHARED_MEMORY=0 chooses MPI and ends this warning"));
 }
 
 }  // namespace horon::ops

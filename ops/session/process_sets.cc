@@ -91,12 +91,12 @@ void ProcessSets::refuse_if_closed() const {
 
 std::string ProcessSets::fault_of_ranks(const std::vector<int>& ranks) const {
   const int size = parts_.world->topology().size;
-  if (ranks.empty()) return "it has no ranks";
+  if (ranks.empty()) return "the list of ranks is empty";
   if (ranks.front() < 0 || ranks.back() >= size) {
     return concat("its ranks must be 0 to ", size - 1);
   }
   if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end()) {
-    return "a rank is there twice";
+    return "a rank is listed twice";
   }
   return "";
 }
@@ -136,10 +136,10 @@ ProcessSet ProcessSets::add_among(std::vector<int> ranks, uint32_t number) {
   std::string fault = fault_of_ranks(ranks);
   const int me = parts_.world->topology().rank;
   if (fault.empty() && !std::binary_search(ranks.begin(), ranks.end(), me)) {
-    fault = concat("rank ", me, " is not among them, so it does not call this");
+    fault = concat("rank ", me, " is not among these ranks; only they call this");
   }
   if (number >= kFirstNumberedSet) fault = "the number must be less than 2^30";
-  if (numbers_.contains(number)) fault = "this rank has given the number before";
+  if (numbers_.contains(number)) fault = "this rank has used the number before; give another one";
   if (!fault.empty()) throw Error(ErrorCode::InvalidArgument, concat(call, ": ", fault));
   // Before anything can fail: a failed call may leave something in MPI under this number.
   numbers_.insert(number);
@@ -274,7 +274,7 @@ void ProcessSets::leave(const ProcessSet& set) {
   if (set.id() < kFirstNumberedSet) {
     throw Error(ErrorCode::InvalidArgument,
                 concat("leave_process_set(): all ranks have made process set ", set.id(),
-                       ", and only all of them can remove it"));
+                       "; call remove_process_set() on all of them instead"));
   }
   runtime_->leave_set(set.id());
   std::erase_if(sets_, [&](const Known& known) { return known.set.id() == set.id(); });
@@ -282,7 +282,8 @@ void ProcessSets::leave(const ProcessSet& set) {
 
 void ProcessSets::require_known(const ProcessSet& set, const char* call) const {
   if (set.is_world()) {
-    throw Error(ErrorCode::InvalidArgument, concat(call, ": the set of all ranks stays"));
+    throw Error(ErrorCode::InvalidArgument,
+                concat(call, ": the set of all ranks can't be removed"));
   }
   if (std::any_of(sets_.begin(), sets_.end(),
                   [&](const Known& known) { return known.set.id() == set.id(); })) {

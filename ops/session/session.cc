@@ -49,7 +49,8 @@ void refuse_forked_child() {
 ops::Job& job_of_this_process_or_its_parent() {
   ops::Job* const running = process().job.load(std::memory_order_acquire);
   if (running == nullptr) {
-    throw Error(ErrorCode::NotInitialized, "call init() first, and nothing after shutdown()");
+    throw Error(ErrorCode::NotInitialized,
+                "no session is running: call init() first, and nothing after shutdown()");
   }
   return *running;
 }
@@ -155,9 +156,10 @@ void init_session(const InitOptions& options, std::string_view headers) {
   const std::lock_guard lock(here.mutex);
   if (here.job != nullptr) return;
   if (here.mpi_is_over) {
-    throw Error(ErrorCode::Config,
-                "init() can't come back after shutdown(): shutdown() ended MPI, which starts only "
-                "once in a process. Call MPI_Init_thread() yourself to keep MPI alive in between.");
+    throw Error(
+        ErrorCode::Config,
+        "init() can't be called again after shutdown(): shutdown() ended MPI, which starts only "
+        "once in a process. Call MPI_Init_thread() yourself to keep MPI alive in between.");
   }
   here.job = ops::Job::start(options, [] { shutdown(); }).release();
   here.runs = true;

@@ -80,9 +80,9 @@ class TimedLine {
     const double s = std::chrono::duration<double>(limits_.answer).count();
     throw Error(
         ErrorCode::PeerDead,
-        core::concat("while the network was measured, rank ", peer_, " has not answered for ", s,
-                     " s: look at its host and its cable (HORON_MEASURE=off leaves the "
-                     "measurement out)"));
+        core::concat(
+            "while init() measured the network, rank ", peer_, " has not answered for ", s,
+            " s: look at its host and its cable (HORON_MEASURE=off skips the measurement)"));
   }
 
   const std::shared_ptr<Messages> messages_;

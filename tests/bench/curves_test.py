@@ -112,7 +112,7 @@ assert ("--gloo-interface" in sys.argv) == (value("--peer") == "gloo")""")
                 (("--kinds", "gather,reduce"), "gather,reduce: there are allgather, allreduce"),
                 (("--peers", "nccl"), "nccl: there are gloo, mpi, tuned"),
                 (("--draw", "/none.json"), "can't read /none.json: No such file"),
-                (("--draw", "/dev/null"), "/dev/null is nothing that curves has kept")):
+                (("--draw", "/dev/null"), "/dev/null is not a file of results of curves")):
             done = self.curves(*arguments)
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(text, done.stderr)

@@ -29,7 +29,8 @@ TEST(BenchOptions, TheLargestSizesDoNotOverflow) {
 TEST(BenchOptions, MoreBytesThanANumberHoldsAreRefused) {
   for (const char* option : {"-b", "-e", "--piece-bytes"}) {
     for (const char* bytes : {"9223372036854775808", "8E", "99999999999999999999"}) {
-      EXPECT_THAT(parse({option, bytes}).exit_text, HasSubstr("is no number of bytes below 2^63"));
+      EXPECT_THAT(parse({option, bytes}).exit_text,
+                  HasSubstr("is not a number of bytes below 2^63"));
     }
   }
   EXPECT_EQ(parse({"-e", "1E"}).options.bytes_max, int64_t{1} << 60);
@@ -37,14 +38,15 @@ TEST(BenchOptions, MoreBytesThanANumberHoldsAreRefused) {
 
 TEST(BenchOptions, ANumberThatIsTooSmallOrEndlessIsToldInAFewWords) {
   for (const char* option : {"--idle", "--ratio-max", "--idle-percent-max"}) {
-    EXPECT_THAT(parse({option, "0"}).exit_text, HasSubstr("\"0\" is no number above 0"));
-    EXPECT_THAT(parse({option, "inf"}).exit_text, HasSubstr("\"inf\" is no number above 0"));
+    EXPECT_THAT(parse({option, "0"}).exit_text, HasSubstr("\"0\" is not a number above 0"));
+    EXPECT_THAT(parse({option, "inf"}).exit_text, HasSubstr("\"inf\" is not a number above 0"));
   }
   for (const char* option : {"--root", "--max-seconds"}) {
-    EXPECT_THAT(parse({option, "-1"}).exit_text, HasSubstr("\"-1\" is no number from 0 to 1e9"));
+    EXPECT_THAT(parse({option, "-1"}).exit_text, HasSubstr("\"-1\" is not a number from 0 to 1e9"));
   }
   for (const char* network : {"4,inf,500", "4,10,inf", "4,10,nan"}) {
-    EXPECT_THAT(parse({"--network", network}).exit_text, HasSubstr("is not as 4,10,500"));
+    EXPECT_THAT(parse({"--network", network}).exit_text,
+                HasSubstr("is not hosts,Gbit/s,microseconds"));
   }
 }
 
@@ -104,7 +106,7 @@ TEST(BenchOptions, WhatComparesNothingIsRefused) {
   EXPECT_EQ(complaint(prediction, {"--peer", "mpi,gloo"}),
             "--peer is for collectives: --predict compares nothing with a peer\n");
   EXPECT_EQ(complaint(prediction, {"--idle", "1"}),
-            "--idle and --predict are two runs; choose one\n");
+            "--idle and --predict can't be combined; choose one\n");
   EXPECT_EQ(complaint({"--peer", "none"}, {"--ratio-max", "2"}), "--ratio-max needs --peer\n");
   EXPECT_EQ(complaint({"--peer", "mpi"}, {"--gloo-interface", "eth0"}),
             "--gloo-interface needs --peer gloo\n");

@@ -39,7 +39,7 @@ def check_unreadable_files(test, program):
         binary, picture = pathlib.Path(folder, "binary"), pathlib.Path(folder, "x.svg")
         binary.write_bytes(b"\x7fELF\xff\n")
         for file, reason in [(pathlib.Path(folder, "none"), "No such file or directory"),
-                             (binary, "it is no text")]:
+                             (binary, "it is not a text file")]:
             done = subprocess.run([BENCH / program, file, picture], capture_output=True, text=True,
                                   check=False)
             test.assertEqual(done.returncode, 1)
@@ -120,8 +120,8 @@ class PlotAutotune(unittest.TestCase):
         self.assertIn("c: 1 sample in 2 s", picture)
 
     def test_other_files(self):
-        for log, arguments, text in [("epoch,loss\n1,2\n", [], "is no log"), ("", [], "is empty"),
-                                     (LOG, ["d"], 'no sample of "d"')]:
+        for log, arguments, text in [("epoch,loss\n1,2\n", [], "is not a log"),
+                                     ("", [], "is empty"), (LOG, ["d"], 'no sample of "d"')]:
             done, picture = self.plot(log, *arguments)
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(text, done.stderr)
@@ -168,7 +168,7 @@ class PlotBandwidth(unittest.TestCase):
         for text in ("", "size,time\n", "[]", "{}", '{"results": [], "config": {}}'):
             done, picture = plot_bandwidth(text)
             self.assertEqual(done.returncode, 1)
-            self.assertRegex(done.stderr, "^plot_bandwidth: .*report.json is no report of .*\n$")
+            self.assertRegex(done.stderr, "^plot_bandwidth: .*report.json is not a report of .*\n$")
             self.assertEqual(picture, "")
 
 
@@ -194,8 +194,9 @@ class PlotTimeline(unittest.TestCase):
     def test_what_is_wrong_is_said(self):
         whole = json.dumps({"traceEvents": self.EVENTS})
         for text, picture, said in (
-                (whole[:-9], "x.svg", "is no trace of HORON_TIMELINE"), ("[]", "x.svg", "no trace"),
-                ('{"traceEvents": [{"ph": "X"}]}', "x.svg", "no trace"),
+                (whole[:-9], "x.svg", "is not a trace of HORON_TIMELINE"),
+                ("[]", "x.svg", "not a trace"),
+                ('{"traceEvents": [{"ph": "X"}]}', "x.svg", "not a trace"),
                 (whole, "/none/x.svg", "can't write /none/x.svg: No such file or directory"),
                 (whole, "/dev/full", "can't write /dev/full: No space left on device")):
             done = self.plot(text, picture)

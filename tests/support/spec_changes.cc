@@ -54,9 +54,11 @@ const std::vector<SpecChange>& spec_changes() {
       {"compression", [](EntrySpec& s) { advance(s.compression, kCompressionCount); }, "none",
        "float16"},
       {"piece bytes", [](EntrySpec& s) { s.piece_bytes += 65536; }, "0", "65536"},
-      {"capture", [](EntrySpec& s) { s.captured = !s.captured; }, "none", "graph"},
+      {"capture in a CUDA graph", [](EntrySpec& s) { s.captured = !s.captured; }, "not captured",
+       "captured"},
       {"splits", [](EntrySpec& s) { s.splits.push_back(3); }, "even", "[3]"},
-      {"division", [](EntrySpec& s) { s.as_one = !s.as_one; }, "of each", "of all as one"},
+      {"division", [](EntrySpec& s) { s.as_one = !s.as_one; }, "of each tensor",
+       "of all tensors as one"},
       {"number of tensors",
        [](EntrySpec& s) {
          s.parts.push_back({"one more", {2}});

@@ -85,7 +85,7 @@ class Restarts(WithMpirun):
         self.assertEqual(code, 4, told)
         self.assertEqual(len(self.lines()), 1)
         self.assertEqual(told.count("--hostfile hosts has 1 slots, but -np wants 2 ranks"), 2)
-        self.assertIn("what the job has committed last is in ", told)
+        self.assertIn("the last state that the job has committed is in ", told)
         # And it may be right again.
         (self.folder / "hosts").write_text("h1 slots=2\n", encoding="utf-8")
         (self.folder / "lines").unlink()
@@ -132,8 +132,8 @@ class Restarts(WithMpirun):
         left = [str(each) for each in self.folder.glob("horonrun-*")]
         self.assertEqual(len(left), 3, left)
         first = min(left, key=len)[:-2]
-        self.assertIn(f"what the job has committed last is in {first}.0, {first}.2, {first}.10\n",
-                      told)
+        self.assertIn("the last state that the job has committed is in "
+                      f"{first}.0, {first}.2, {first}.10\n", told)
 
 
 class Elastic(WithMpirun):
@@ -167,8 +167,8 @@ class Elastic(WithMpirun):
     def test_a_dry_run_tells_what_is_wrong_with_the_hosts(self):
         script = ("--host-discovery-script", "./hosts.sh")
         job = self.start("--dry-run", "-np", 4, *script)
-        self.assertEqual(job.communicate(), ("", "horonrun: ./hosts.sh gives 3 slots, and 4 ranks "
-                                             "are the least (--min-np)\n"))
+        self.assertEqual(job.communicate(), ("", "horonrun: ./hosts.sh gives 3 slots, but 4 ranks "
+                                             "are the minimum (--min-np)\n"))
         self.assertEqual(job.returncode, 2)
 
     def test_a_restart_takes_the_hosts_of_then(self):
@@ -192,7 +192,7 @@ class Elastic(WithMpirun):
                          "horonrun: ./hosts.sh: no network; waiting for hosts\n")
         self.give("one:3")
         self.assertEqual(job.stderr.readline(),
-                         "horonrun: ./hosts.sh gives 3 slots, and 4 ranks are the least "
+                         "horonrun: ./hosts.sh gives 3 slots, but 4 ranks are the minimum "
                          "(--min-np); waiting for hosts\n")
         self.give("one:4")
         self.assertEqual(job.communicate(timeout=250)[1], "")
@@ -228,8 +228,8 @@ class Elastic(WithMpirun):
             "-np", 3, "--max-np", 6, "--max-restarts", 0, "--host-discovery-script", "./hosts.sh")
         self.assertEqual(code, 0, told)
         self.assertEqual(self.hosts_and_ranks(), [("one:2,two:1", "3"), ("one:9", "6")])
-        self.assertEqual(told, "horonrun: there are other hosts: the job goes on on them when it "
-                               "commits its state\n")
+        self.assertEqual(told, "horonrun: the hosts have changed: the job is started again on the "
+                               "new ones when it commits its state\n")
 
     def test_hosts_that_make_no_difference_change_nothing(self):
         code, told = self.run_with(  # behind a look at these hosts, and before the next one
@@ -256,11 +256,11 @@ class WrongUse(WithMpirun):
                 (("-np", 2, "-H", "one", *script), "not both"),
                 (("-np", 2, "--min-np", 3, *script), "-np 2 is not between --min-np 3 and"),
                 (("-np", 2, "--max-np", 0, *script), "--max-np 0: give a number, 1 or more"),
-                (("-np", 2, "--host-discovery-script", "none"), "none: no program"),
+                (("-np", 2, "--host-discovery-script", "none"), "none: not an executable"),
                 (("-np", 2, "--commits", "."), "--commits needs --max-restarts or"),
                 (("-np", 2, "--max-restarts", 1, "--commits", "none"), "--commits none: there is"),
                 (("-np", 2, "--max-restarts", 1, "--commits", ""), "--commits : there is no such"),
-                (("-np", 2, "--host-discovery-script", "."), "script .: no program")]:
+                (("-np", 2, "--host-discovery-script", "."), "script .: not an executable")]:
             code, told = self.run_with("exit 0", *arguments)
             self.assertEqual(code, 2, told)
             self.assertIn(text, told)

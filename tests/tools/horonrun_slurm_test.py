@@ -40,8 +40,8 @@ class Ranks(unittest.TestCase):
     def test_more_than_tasks(self):
         told = horonrun("-np", 6, "sh", **JOB)
         self.assertEqual((told.returncode, told.stderr),
-                         (2, "horonrun: this job of Slurm's has 5 slots, but -np wants 6 ranks "
-                             "(for more ranks than that, --mpi-args --oversubscribe)\n"))
+                         (2, "horonrun: this Slurm job has 5 slots, but -np wants 6 ranks (to "
+                             "allow more ranks than slots: --mpi-args --oversubscribe)\n"))
         self.assertIn("-np 6 ", dry_run("-np", 6, "--mpi-args", "--oversubscribe", **JOB))
         self.assertIn("-np 6 ", dry_run("-np", 6, "--mpi-args", "--hostfile h", **JOB))
         self.assertIn("-np 6 ", dry_run("-np", 6, "--mpi-args", "--mca ras ^slurm", **JOB))

@@ -160,7 +160,7 @@ class Mistakes(unittest.TestCase):
         self.check("no variable NOT_SET", "-np", 1, "-x", "NOT_SET", "sh")
         self.check("-x 1A=2: give NAME", "-np", 1, "-x", "1A=2", "sh")
         self.check("--mpi-args ': No closing quotation", "-np", 1, "--mpi-args", "'", "sh")
-        self.check("an argument ':' would be the end", "-np", 1, "sh", "a", ":", "b")
+        self.check("an argument ':' can't be passed on", "-np", 1, "sh", "a", ":", "b")
         self.check("program \\xff: not found", "-np", 1, b"\xff")
 
     def test_empty_variable_in_the_place_of_hosts(self):
@@ -172,15 +172,15 @@ class Mistakes(unittest.TestCase):
         with tempfile.NamedTemporaryFile() as file:
             file.write(b"\x7fELF\xff\n")
             file.flush()
-            self.check(f"--hostfile {file.name}: it is no text", "-np", 2, "--hostfile", file.name,
-                       "sh")
+            self.check(f"--hostfile {file.name}: it is not a text file", "-np", 2,
+                       "--hostfile", file.name, "sh")
         for line, told in (("h2 slots=x", "'slots=x' is not slots=NUMBER"),
                            ("h2 slots = 2x", "'slots = 2x' is not slots=NUMBER"),
                            ("h2 slots=", "'slots=' is not slots=NUMBER"),
                            ("h2 slots=-1", "'slots=-1' is not slots=NUMBER"),
                            ("h2 slots=1 slots=2", "it gives slots twice"),
-                           ("h2:2", "'h2:2' is for -H; in a file it is 'h2 slots=2'"),
-                           ("h2\r", "it ends as lines of Windows do")):
+                           ("h2:2", "'h2:2' is for -H; in a file write 'h2 slots=2'"),
+                           ("h2\r", "it ends as lines do in Windows")):
             with tempfile.NamedTemporaryFile("w") as file:
                 file.write(f"# all\nh1\n{line}\n")
                 file.flush()

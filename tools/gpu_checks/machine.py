@@ -130,7 +130,7 @@ class Machine:
                         "/usr/local/include/nccl.h"])
         if header is None:
             self.cuda = False
-            self.problems.append("no nccl.h: Horon is built without CUDA (NCCL_HOME tells where)")
+            self.problems.append("no nccl.h: Horon is built without CUDA (set NCCL_HOME)")
         else:
             self.settings["HORON_NCCL_INCLUDE_DIR"] = os.path.dirname(header)
 

@@ -145,17 +145,17 @@ TEST(Config, SwitchesAndChoices) {
 
 TEST(Config, UnknownVariableNamesTheNearestKnob) {
   EXPECT_EQ(refusal({{"HORON_FUSION_BYTE", "1"}}),
-            "HORON_FUSION_BYTE is no knob; did you mean HORON_FUSION_BYTES?");
+            "HORON_FUSION_BYTE is not a knob; did you mean HORON_FUSION_BYTES?");
   EXPECT_THAT(refusal({{"HORON_TIMELNE", "x"}}), HasSubstr("did you mean HORON_TIMELINE?"));
   EXPECT_THAT(refusal({}, {{"HORON_LOGS", "info"}}), HasSubstr("did you mean HORON_LOG?"));
-  EXPECT_THAT(refusal({}, {{"fusion", "1"}}), HasSubstr("fusion is no knob"));
-  EXPECT_THAT(refusal({{"HORON_", ""}}), HasSubstr("is no knob"));
+  EXPECT_THAT(refusal({}, {{"fusion", "1"}}), HasSubstr("fusion is not a knob"));
+  EXPECT_THAT(refusal({{"HORON_", ""}}), HasSubstr("is not a knob"));
   EXPECT_THAT(refusal({{"HORON_STALL", "1"}}), HasSubstr("did you mean HORON_STALL_"));
   EXPECT_THAT(refusal({{"HORON_TIMELINE_FILE", "x"}}), HasSubstr("did you mean HORON_TIMELINE?"));
-  EXPECT_THAT(refusal({}, {{"HORON_ROOT", "/opt"}}), HasSubstr("is no knob"));
+  EXPECT_THAT(refusal({}, {{"HORON_ROOT", "/opt"}}), HasSubstr("is not a knob"));
   for (const char* of_horovod : {"FUSION_THRESHOLD", "HIERARCHICAL_ALLREDUCE",
                                  "STALL_CHECK_TIME_SECONDS", "TIMELINE_MARK_CYCLES"}) {
-    EXPECT_THAT(refusal({{concat("HORON_", of_horovod), "1"}}), HasSubstr("is no knob"));
+    EXPECT_THAT(refusal({{concat("HORON_", of_horovod), "1"}}), HasSubstr("is not a knob"));
   }
 }
 

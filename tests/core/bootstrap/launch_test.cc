@@ -49,7 +49,7 @@ TEST_F(Launch, TasksThatMpiDoesNotKnow) {
 TEST_F(Launch, OneTaskIsRight) {
   environment(with(kStep, {{"SLURM_STEP_NUM_TASKS", "1"}}));
   EXPECT_EQ(launch_fault(1), "");
-  EXPECT_THAT(std::string(launch_remark(1)), HasSubstr("with one process only"));
+  EXPECT_THAT(std::string(launch_remark(1)), HasSubstr("it started one process only"));
 }
 
 TEST_F(Launch, MpirunOfOneRankInAStepOfSeveralTasks) {
@@ -59,7 +59,7 @@ TEST_F(Launch, MpirunOfOneRankInAStepOfSeveralTasks) {
 
 TEST_F(Launch, ABatchScriptThatStartsNoRanks) {
   environment({{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}});
-  EXPECT_THAT(launch_fault(1), HasSubstr("is for 4 tasks (SLURM_NTASKS)"));
+  EXPECT_THAT(launch_fault(1), HasSubstr("has 4 tasks (SLURM_NTASKS)"));
   EXPECT_EQ(launch_fault(4), "");
   environment({{"SLURM_NTASKS", "1"}, {"SLURM_PROCID", "0"}});
   EXPECT_EQ(launch_fault(1), "");

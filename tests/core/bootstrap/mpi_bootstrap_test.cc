@@ -102,9 +102,9 @@ TEST(MpiBootstrap, RanksThatWaitForOneInTheStartSaySo) {
   if (stands_still) {
     EXPECT_EQ(log, "");
   } else {
-    const std::string who = concat("horon::init() on rank ", test_rank(), " waits since ");
+    const std::string who = concat("horon::init() on rank ", test_rank(), " has waited ");
     EXPECT_THAT(log, AllOf(HasSubstr("warning: "), HasSubstr(who),
-                           HasSubstr(" s for a rank that has called init() too and stands still")));
+                           HasSubstr(" s for a rank that has called init() too and is stuck")));
   }
 }
 

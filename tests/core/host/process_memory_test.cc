@@ -72,7 +72,8 @@ TEST(ProcessProbe, SeesAnotherProcessOfTheSameNumber) {
   EXPECT_EQ(mine.try_copies(getpid(), peer.offer(), 1), "");
   ProcessProbe::Offer other = peer.offer();
   ++other.token;
-  EXPECT_NE(mine.try_copies(getpid(), other, 1).find("is another one here"), std::string::npos);
+  EXPECT_NE(mine.try_copies(getpid(), other, 1).find("is a different process here"),
+            std::string::npos);
   other.token_address = 64;
   EXPECT_NE(mine.try_copies(getpid(), other, 1).find("process_vm_readv"), std::string::npos);
 }

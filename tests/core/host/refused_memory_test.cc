@@ -72,7 +72,7 @@ TEST(RefusedMemory, DoesWithoutASmallFolder) {
     const auto group = LocalGroup::create(job.of(rank), kBytes);
     REQUIRE_IN_CHILD(!group->available());
     REQUIRE_IN_CHILD(group->unavailable_reason().ends_with(
-        "; by way of /dev/shm, local rank 0: 64 MiB are left in /dev/shm, and 1 GiB are wanted"));
+        "; by way of /dev/shm, local rank 0: 64 MiB are left in /dev/shm, but 1 GiB are needed"));
     return true;
   });
   if (ends.empty()) GTEST_SKIP() << "no user namespaces are allowed here";

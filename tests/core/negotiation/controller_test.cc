@@ -346,7 +346,7 @@ TEST(Controller, WarningsOfAStallThatLastsBecomeRare) {
       for (const std::string& warning : coordinator->take_effects().warnings) {
         EXPECT_TRUE(warning.starts_with("stalled: ")) << warning;
         told.push_back(now / kSecond);
-        has_cure.push_back(warning.ends_with("HORON_STALL_ABORT_S ends a job that waits so long"));
+        has_cure.push_back(warning.ends_with("; set HORON_STALL_ABORT_S to end such a job"));
       }
     }
   };

@@ -177,7 +177,7 @@ TEST(OpenReceives, ARankThatHasShutDownIsNotWaitedForAndTheOthersAre) {
         EXPECT_THAT(got.data, ElementsAre(5));
         EXPECT_THAT(error_of(*other.handle),
                     AllOf(HasSubstr(concat("rank ", receiver, " waits for a letter")),
-                          HasSubstr("all of these have shut down")));
+                          HasSubstr("all of these ranks have shut down")));
         EXPECT_EQ(runtime.shutdown(kLongEnough), "");
       } else {
         left.wait();
@@ -253,7 +253,7 @@ TEST(OpenReceives, AStallIsToldAndEndsTheJob) {
     Tensor x = tensor({0});
     const auto open = letters->receive(x);
     wait_for_report(runtime, "rank 0 waits for a letter from any rank");
-    EXPECT_THAT(runtime.stall_report(), HasSubstr("none of them has sent one"));
+    EXPECT_THAT(runtime.stall_report(), HasSubstr("and none has come in "));
     EXPECT_THAT(error_of(*open.handle), AllOf(HasSubstr("rank 0 waits for a letter from any rank"),
                                               HasSubstr("HORON_STALL_ABORT_S")));
   });

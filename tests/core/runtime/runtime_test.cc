@@ -87,7 +87,7 @@ TEST(Runtime, ALocalFaultThrowsHereAndFailsTheOthers) {
     } else {
       const std::string error = error_of(*runtime.submit(submission("b", x)));
       EXPECT_EQ(error,
-                "tensor \"b\" was refused on rank 0: root 5 is no rank of the process set; its "
+                "tensor \"b\" was refused on rank 0: root 5 is not in the process set; its "
                 "ranks are 0 and 1");
     }
     Tensor again = tensor({1});

@@ -91,7 +91,7 @@ TEST(SubmissionCheck, BlocksOfAResultAreOnePerRank) {
     return find_fault(submission, 0, ranks, host_alone(), RunnableCalls{{}});
   };
   EXPECT_EQ(fault(CollectiveKind::Allgather, 2), "");
-  EXPECT_THAT(fault(CollectiveKind::Allgather, 3), HasSubstr("3 blocks for what comes from 2"));
+  EXPECT_THAT(fault(CollectiveKind::Allgather, 3), HasSubstr("3 output blocks for 2 ranks"));
   EXPECT_THAT(fault(CollectiveKind::Allgather, 2, 2), HasSubstr("can't go into blocks"));
   EXPECT_THAT(fault(CollectiveKind::Gather, 2), HasSubstr("can't go into blocks")) << "no root";
 }
@@ -178,7 +178,7 @@ TEST(SubmissionCheck, AGraphHoldsNoMessages) {
     return find_fault(submission, 0, ranks, devices, RunnableCalls{{}});
   };
   EXPECT_EQ(fault(/*captured=*/false), "");
-  EXPECT_THAT(fault(/*captured=*/true), HasSubstr("a graph can't hold messages"));
+  EXPECT_THAT(fault(/*captured=*/true), HasSubstr("a CUDA graph can't hold messages"));
 }
 
 TEST(SubmissionCheck, PiecesAreForAllreduceAndNotBelowZero) {

@@ -83,7 +83,7 @@ TEST(JobGpu, SetsOfRanksWithGpus) {
     EXPECT_FALSE(gpu.available());
     EXPECT_EQ(gpu.unavailable({0, 1}), gpu.unavailable());
     EXPECT_THAT(gpu.unavailable(), AllOf(HasSubstr("rank 1 has no GPU (this host plays no GPU)"),
-                                         HasSubstr("a process set of ranks with a GPU")));
+                                         HasSubstr("a process set of the ranks with a GPU")));
   });
 }
 
@@ -99,7 +99,8 @@ TEST(JobGpu, RanksWithAndWithoutOneAreMixedWhereTheHostIsAskedFor) {
   for (const char* const collectives : {"auto", "nccl"}) {
     check_sets({"a", "", "b", "c"}, collectives, [](JobGpu& gpu) {
       EXPECT_FALSE(gpu.mixed({0, 1, 2, 3}));
-      EXPECT_THAT(gpu.unavailable(), HasSubstr("HORON_GPU_COLLECTIVES=host lets all ranks"));
+      EXPECT_THAT(gpu.unavailable(),
+                  HasSubstr("by way of the host with HORON_GPU_COLLECTIVES=host"));
     });
   }
 }

@@ -53,13 +53,14 @@ TEST(AbsentRanks, AreWaitedForWithAWarningAndALimit) {
       init_session({.set = {{"HORON_STALL_WARN_S", "0.2"}, {"HORON_STALL_ABORT_S", "1"}}});
     });
     const std::string log = testing::internal::GetCapturedStderr();
-    const std::string who = concat("horon::init() on rank ", test_rank(), " waits since ");
+    const std::string who = concat("horon::init() on rank ", test_rank(), " has waited ");
     EXPECT_THAT(error, AllOf(StartsWith(concat("stall: ", who)),
                              HasSubstr("(HORON_STALL_ABORT_S ended the wait)")));
-    EXPECT_THAT(log, AllOf(HasSubstr("warning: "), HasSubstr(who), HasSubstr(" s for other ranks"),
-                           HasSubstr(concat("all of its ", test_size(),
-                                            " ranks must call init(); if only some train, give "
-                                            "InitOptions::mpi_comm a communicator of these\n"))));
+    EXPECT_THAT(log,
+                AllOf(HasSubstr("warning: "), HasSubstr(who), HasSubstr(" s for other ranks"),
+                      HasSubstr(concat("all of its ", test_size(),
+                                       " ranks must call init(); if only some of them train, give "
+                                       "InitOptions::mpi_comm a communicator of those\n"))));
     MPI_Send(&word, 1, MPI_CHAR, 0, 0, MPI_COMM_WORLD);
   }
   expect_that_all_start();
@@ -94,7 +95,7 @@ TEST(AbsentRanks, AreNoneWhereOnlyRanksOfTheCommunicatorCome) {
   if (trains == MPI_COMM_NULL) {
     EXPECT_THAT(error_of_init(trains),
                 AllOf(StartsWith("invalid argument: InitOptions::mpi_comm is MPI_COMM_NULL"),
-                      HasSubstr("MPI_UNDEFINED"), HasSubstr("does not call horon::init()")));
+                      HasSubstr("MPI_UNDEFINED"), HasSubstr("must not call horon::init()")));
   } else {
     init_session({.mpi_comm = &trains});
     EXPECT_EQ(size(), test_size() - 1);

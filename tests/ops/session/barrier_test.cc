@@ -58,7 +58,8 @@ TEST(Barrier, EachProcessSetHasItsOwn) {
 }
 
 TEST(Barrier, AnEmptyHandleSaysSo) {
-  EXPECT_THAT(error_of([] { (void)BarrierHandle().poll(); }), HasSubstr("belongs to no barrier"));
+  EXPECT_THAT(error_of([] { (void)BarrierHandle().poll(); }),
+              HasSubstr("this BarrierHandle is empty"));
 }
 
 }  // namespace

@@ -193,12 +193,12 @@ TEST(FailingMpi, MpiIsNotCalledAgainOnceItIsGivenUp) {
   EXPECT_THAT(error_of([] {
                 (void)add_process_set({0, 2});
               }),
-              HasSubstr("MPI was given up by an earlier call (on rank 0)"));
+              HasSubstr("given up in MPI, so no more process sets can be made (on rank 0)"));
   if (test_rank() != 0) {
     EXPECT_THAT(error_of([] {
                   (void)add_process_set_among({1, 2}, 7);
                 }),
-                HasSubstr("MPI was given up by an earlier call (on rank 1)"));
+                HasSubstr("given up in MPI, so no more process sets can be made (on rank 1)"));
   }
   EXPECT_EQ(calls_begun, 0);
   barrier();  // the job goes on
@@ -214,7 +214,7 @@ TEST(FailingMpi, TheNumberOfASetThatFailedIsNotUsedAgain) {
     create_group = Behaviour::Fails;
     EXPECT_THAT(error_of([&] { (void)add(7); }), HasSubstr("(on rank 1)"));
     create_group = Behaviour::Works;
-    EXPECT_THAT(error_of([&] { (void)add(7); }), HasSubstr("has given the number before"));
+    EXPECT_THAT(error_of([&] { (void)add(7); }), HasSubstr("has used the number before"));
     barrier(add(8));  // nobody waits, so MPI is in order
   }
   shutdown();
@@ -388,7 +388,7 @@ TEST(FailingMpi, WaitingHasALimitWhereOneThreadMayCallMpi) {
         (void)add_process_set({1, 2});
       }),
       testing::AnyOf(HasSubstr("process set 1 can't be made: MPI_Comm_create_group of ranks "
-                               "1 and 2 has not returned since "),
+                               "1 and 2 has not returned in "),
                      StartsWith("peer dead: rank")));
   expect_that_nothing_is_freed();
   serialized = false;

@@ -115,7 +115,8 @@ TEST_F(MembersSets, AMemberLeavesAndWaitsForNobody) {
   EXPECT_EQ(process_sets().size(), 2);
   EXPECT_EQ(sum_of(add_process_set_among({0, 1}, 6)), 3);
   leave_process_set(other);
-  EXPECT_THAT(error_of([] { leave_process_set({}); }), HasSubstr("the set of all ranks stays"));
+  EXPECT_THAT(error_of([] { leave_process_set({}); }),
+              HasSubstr("the set of all ranks can't be removed"));
 }
 
 // The names of sets repeat after 1,024 sets; the numbers say which set is meant.
@@ -137,13 +138,13 @@ TEST_F(MembersSets, WrongCallsAreRefusedAtOnce) {
   const auto error = [](std::vector<int> ranks, uint32_t number) {
     return error_of([&] { (void)add_process_set_among(ranks, number); });
   };
-  EXPECT_THAT(error({}, 1), HasSubstr("it has no ranks"));
-  EXPECT_THAT(error({rank(), rank()}, 1), HasSubstr("a rank is there twice"));
+  EXPECT_THAT(error({}, 1), HasSubstr("the list of ranks is empty"));
+  EXPECT_THAT(error({rank(), rank()}, 1), HasSubstr("a rank is listed twice"));
   EXPECT_THAT(error({rank(), size()}, 1), HasSubstr(concat("must be 0 to ", size() - 1)));
-  EXPECT_THAT(error({(rank() + 1) % size()}, 1), HasSubstr("is not among them"));
+  EXPECT_THAT(error({(rank() + 1) % size()}, 1), HasSubstr("is not among these ranks"));
   EXPECT_THAT(error({rank()}, uint32_t{1} << 30), HasSubstr("less than 2^30"));
   (void)add_process_set_among({rank()}, 1);
-  EXPECT_THAT(error({rank()}, 1), HasSubstr("has given the number before"));
+  EXPECT_THAT(error({rank()}, 1), HasSubstr("has used the number before"));
 }
 
 TEST_F(MembersSets, RanksThatDifferAreAMismatch) {

@@ -120,7 +120,7 @@ TEST(SessionStart, AWrongProcessSetLeavesNoJobBehind) {
   EXPECT_THAT(error_of([] {
                 init_session({.process_sets = {{0}, {0, 0}}});
               }),
-              HasSubstr("add_process_set({0 and 0}): a rank is there twice"));
+              HasSubstr("add_process_set({0 and 0}): a rank is listed twice"));
   expect_that_a_job_starts();
 }
 

@@ -162,7 +162,7 @@ class Judge {
     size_t told = 0;
     for (const auto& [name, entry] : expected_.open) {
       const std::string waits = concat("tensor \"", name, "\": waiting for ",
-                                       ranks_text(entry.missing, names()), " since ");
+                                       ranks_text(entry.missing, names()), " for ");
       const size_t begin = text.find(waits);
       if (begin == std::string::npos) continue;
       ++told;

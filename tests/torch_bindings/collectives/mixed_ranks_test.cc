@@ -167,7 +167,7 @@ TEST_F(MixedRanks, ACaptureIsRefusedAndTheRankWithoutAGpuIsTold) {
   gpu.begin_capture(stream);
   // In place: in a capture LibTorch's device of threads gives no memory back.
   EXPECT_THAT(error_of([&] { allreduce_(x, {.name = "captured"}); }),
-              AllOf(HasSubstr("\"captured\""), HasSubstr("a graph can't hold it")));
+              AllOf(HasSubstr("\"captured\""), HasSubstr("a CUDA graph can't hold it")));
   (void)gpu.end_capture(stream);
   expect_equal(allreduce(x, {.name = "after"}).cpu(), at::ones({3}));
 }

@@ -120,9 +120,10 @@ TEST(ProcessSet, Helpers) {
 
 TEST(ProcessSet, WrongUseIsNamedOnEveryRank) {
   EXPECT_THAT(error_of([] { add_process_set({0, size()}); }), HasSubstr("its ranks must be 0 to"));
-  EXPECT_THAT(error_of([] { add_process_set({0, 0}); }), HasSubstr("a rank is there twice"));
-  EXPECT_THAT(error_of([] { add_process_set({}); }), HasSubstr("it has no ranks"));
-  EXPECT_THAT(error_of([] { remove_process_set({}); }), HasSubstr("the set of all ranks stays"));
+  EXPECT_THAT(error_of([] { add_process_set({0, 0}); }), HasSubstr("a rank is listed twice"));
+  EXPECT_THAT(error_of([] { add_process_set({}); }), HasSubstr("the list of ranks is empty"));
+  EXPECT_THAT(error_of([] { remove_process_set({}); }),
+              HasSubstr("the set of all ranks can't be removed"));
   if (size() > 1) {
     EXPECT_THAT(error_of([] { add_process_set({rank() == 1 ? 1 : 0}); }),
                 AllOf(StartsWith("mismatch"), HasSubstr("of ranks 1 on rank 1")));

@@ -137,9 +137,10 @@ TEST_F(GpusOfSomeRanks, SendToEachOther) {
   }
   const at::Tensor on_gpu = on_cpu.to(device(trainers_));
   if (rank() == 1) {
-    EXPECT_THAT(error_of([&] { send(on_gpu, 0); }),
-                AllOf(HasSubstr("\"send 1 to 0, tag 0"), HasSubstr("messages can't use"),
-                      HasSubstr("rank 0 has no GPU"), HasSubstr("move it to the host")));
+    EXPECT_THAT(
+        error_of([&] { send(on_gpu, 0); }),
+        AllOf(HasSubstr("\"send 1 to 0, tag 0"), HasSubstr("messages between ranks can't use"),
+              HasSubstr("rank 0 has no GPU"), HasSubstr("move it to the host")));
     send(on_cpu, 0);
     send(on_gpu, 2);
   } else if (rank() == 2) {
