@@ -143,10 +143,10 @@ void StepScaling::refuse_complex(const Groups& groups) const {
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.is_complex() || !takes_part(parameter)) continue;
       throw Error(ErrorCode::InvalidArgument,
-                  core::concat("clip_grad_value: there is a complex parameter, of shape ",
+                  core::concat("clip_grad_value: the parameter of shape ",
                                core::shape_text(parameter.sizes()),
-                               ", and complex numbers have no order; use clip_grad_norm, or give ",
-                               "it an optimizer of its own"));
+                               " is complex, and complex numbers have no order; use ",
+                               "clip_grad_norm, or give it an optimizer of its own"));
     }
   }
 }

@@ -235,7 +235,7 @@ TEST_F(SetsWithFiles, StateThatIsSharedOutIsOfTheSameSet) {
   of_all.add("optimizer", optimizer);
   EXPECT_THAT(error_of([&] { of_all.save(1); }),
               AllOf(StartsWith(kInvalid), HasSubstr("on rank 1: "),
-                    HasSubstr("is shared out over ranks 1 and 3"),
+                    HasSubstr("is sharded over ranks 1 and 3"),
                     HasSubstr("give CheckpointOptions the process_set of the optimizer")));
 }
 

@@ -309,7 +309,7 @@ TEST(Optimizer, AFrozenParameterWithoutAPlaceIsNamedWhenItIsUnfrozen) {
   };
   step();
   at::Tensor(z).requires_grad_(true);
-  const std::string refused = kInvalid + ": parameter \"z\" is of dtype ComplexHalf";
+  const std::string refused = kInvalid + ": parameter \"z\" has dtype ComplexHalf";
   EXPECT_THAT(error_of(step), StartsWith(refused));
   at::Tensor(z).requires_grad_(false);
   step();

@@ -33,7 +33,7 @@ def test_another_one_after_release(rank, size, op):
     reduced_step(model, first, rank, size)
     scheduler.step()
     if op == hvd.Average:
-        with pytest.raises(ValueError, match=r"\"weight\" .* must end first: call release\(\)"):
+        with pytest.raises(ValueError, match=r"\"weight\" .*; call release\(\) of that optimizer"):
             wrapped(model)
     gradient = model.weight.grad.clone()
     first.release()

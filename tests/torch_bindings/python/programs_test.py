@@ -143,7 +143,7 @@ class Programs(unittest.TestCase):
     def test_an_exception_ends_those_who_wait_elsewhere(self):
         code, output = run(HERE / "waits_elsewhere.py", HORON_SHUTDOWN_TIMEOUT_S="2")
         self.assertNotEqual(code, 0, output)
-        self.assertIn("rank 0 has ended by an exception: ValueError: as it should", output)
+        self.assertIn("rank 0 ended with an exception: ValueError: as it should", output)
 
     def test_a_process_that_a_rank_spawns_is_no_rank(self):
         code, output = run(HERE / "spawns_itself.py")
