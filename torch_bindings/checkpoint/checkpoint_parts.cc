@@ -252,7 +252,7 @@ class OptimizerPart : public CheckpointPart {
     if (bytes.size() <= nothing.size() && !std::as_const(optimizer_).state().empty()) {
       throw Error(ErrorCode::InvalidArgument,
                   concat(type(),
-                         " keeps state but saves nothing; it needs its own save() and "
+                         " keeps state but its save() writes nothing; write its own save() and "
                          "load()"));
     }
     return bytes;

@@ -55,7 +55,7 @@ class SetsWithFiles : public testing::Test {
     for (int r = 0; r < size(); ++r) (r % 2 == 0 ? evens : odds).push_back(r);
     return concat(kMismatch, ": ", call, ": the ranks give different paths: \"", even, "\" on ",
                   core::name_ranks(evens), ", \"", odd, "\" on ", core::name_ranks(odds),
-                  "; rank 0 alone uses its own. ");
+                  "; only that of rank 0 is used. ");
   }
   std::string folder_;
   const int color_ = rank() % 2;

@@ -245,8 +245,8 @@ TEST(GpuCollectives, CpuAndGpuInOneProgram) {
   EXPECT_THAT(error_of([&] {
                 grouped_allreduce({on_gpu, on_cpu}, {.name = "both"});
               }),
-              AllOf(HasSubstr("tensor 1 of the group is on cpu"), HasSubstr("the first is on cuda"),
-                    HasSubstr("on one device")));
+              AllOf(HasSubstr("tensor 1 of the group is on cpu"),
+                    HasSubstr("but the first is on cuda"), HasSubstr("on one device")));
 }
 
 TEST(GpuCollectives, TheDeviceOfAnotherRankIsRefused) {

@@ -178,7 +178,8 @@ def _written(obj):
 
 def _read(written, rank):
     if not written:
-        raise errors.make("failed", f"rank {rank} has called join(), and gives no objects any more")
+        raise errors.make("failed", f"rank {rank} has called join() and gives no more objects; "
+                                    "call this before join()")
     if written[:1] != _CAN_T_BE_WRITTEN:
         reader = pickle.Unpickler if torch.cuda.is_available() else _OnCpu
         return reader(io.BytesIO(written)).load()
