@@ -273,7 +273,8 @@ at::Tensor OptimizerSteps::evaluate(const Groups& groups,
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("step(closure) of ", c10::demangle(unwrapped_type(optimizer).name()),
                              " decides by numbers that ranks with and without a GPU round ",
-                             "differently, so they would not call the closure alike"));
+                             "differently, so ranks would call the closure unequally often; give ",
+                             "all ranks a GPU, or none"));
   }
   (void)fused_->knows(optimizer);
   scaling_->decide(optimizer.param_groups());  // nothing; the last step may have been left out

@@ -45,7 +45,7 @@ def test_another_one_after_release(rank, size, op):
     before = model.weight.detach().clone()
     for call in [first.step, first.synchronize, lambda: first.step(lambda: None),
                  lambda: first.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})]:
-        with pytest.raises(RuntimeError, match=r"has ended by release\(\)"):
+        with pytest.raises(RuntimeError, match=r"has been released \(release\(\)\)"):
             call()
     assert torch.equal(model.weight, before) and len(first.param_groups) == 1
 

@@ -31,8 +31,8 @@ def broadcast_parameters(params, root_rank):
                          "parameters()") from None
     for name, tensor in named:
         if torch.nn.parameter.is_lazy(tensor):  # told to the others where they compare theirs
-            why = (f'tensor "{name}" has no shape and no values yet: call the model once, on any '
-                   "input, before")
+            why = (f'tensor "{name}" has no shape and no values yet: call the model once first, '
+                   "on any input")
             native.require_agreement("broadcast_parameters", [], why,
                                      global_process_set.of_call())
     native.broadcast_tensors([(name, tensor) for name, tensor in named
