@@ -69,7 +69,7 @@ TEST_F(SetsWithFiles, DifferentPathsAreAMismatchAndNothingIsWritten) {
   const std::string own = color_ == 0 ? even : odd;
   EXPECT_THAT(error_of([&] { const Checkpoints unused(own); }),
               AllOf(StartsWith(mismatch("Checkpoints", even, odd)),
-                    EndsWith("Checkpoints of their own: {.process_set = set}")));
+                    EndsWith("needs its own Checkpoints: {.process_set = set}")));
   EXPECT_THAT(error_of([&] { save0(at::ones({2}), own); }),
               AllOf(StartsWith(mismatch("save0", even, odd)), EndsWith("save0(value, path, set)")));
   EXPECT_TRUE(fs::is_empty(folder_));

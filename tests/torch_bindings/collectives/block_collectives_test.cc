@@ -364,8 +364,9 @@ TEST(Compression, OfAReducescatterIsTheSameOnAllRanksAndTo16Bits) {
     return error_of([&] { (void)reducescatter(rows, options); });
   };
   const at::Tensor rows = at::ones({4});
-  EXPECT_THAT(says(rows.to(at::kDouble), {.name = "d", .compression = Compression::Float16}),
-              AllOf(HasSubstr("\"d\""), HasSubstr("is for float32"), HasSubstr("not for float64")));
+  EXPECT_THAT(
+      says(rows.to(at::kDouble), {.name = "d", .compression = Compression::Float16}),
+      AllOf(HasSubstr("\"d\""), HasSubstr("can compress only float32"), HasSubstr("not float64")));
   EXPECT_THAT(says(rows, {.name = "i", .compression = Compression::Int8}), HasSubstr("int8"));
   EXPECT_THAT(says(rows, {.output = at::ones({7}), .compression = Compression::Float16}),
               HasSubstr("the output has 7 elements"));

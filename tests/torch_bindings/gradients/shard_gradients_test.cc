@@ -359,7 +359,7 @@ TEST(ShardGradients, WhatItDoesNotGoWith) {
   EXPECT_THAT(error_of([&] { optimizer.after_bucket([](const BucketView&) {}); }),
               HasSubstr("after_bucket() of \"gradients."));
   EXPECT_THAT(error_of([&] { AdaScale(optimizer, lr::constant(), {.steps_per_unit = 1}); }),
-              HasSubstr("AdaScale: shard_gradients leaves each rank some"));
+              HasSubstr("AdaScale: shard_gradients gives each rank only some"));
 }
 
 TEST(ShardGradients, RanksThatDifferAreTold) {

@@ -294,7 +294,7 @@ TEST(StateShards, ARankThatHasJoinedCannotMoveItsParameters) {
   DistributedOptimizer optimizer(optim::Adam(net->parameters(), 1e-2), *net, sharded());
   train_steps(net, optimizer, 0, 1);
   if (rank() != 0) {
-    EXPECT_THAT(error_of([&] { train_steps(net, optimizer, 1, 2); }), HasSubstr("joined"));
+    EXPECT_THAT(error_of([&] { train_steps(net, optimizer, 1, 2); }), HasSubstr("called join()"));
   }
   join();
   broadcast_parameters(*net, size() - 1);

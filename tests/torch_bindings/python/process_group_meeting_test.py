@@ -189,7 +189,7 @@ def test_a_host_whose_name_leads_nowhere(monkeypatch):
     monkeypatch.setattr(socket.socket, "getsockname", lambda _: ("10.1.2.3", 0))
     assert process_group.addresses_of_this_host() == (None, "10.1.2.3")
     monkeypatch.setattr(socket.socket, "connect", nowhere)
-    with pytest.raises(RuntimeError, match=f'"{socket.gethostname()}", leads to no address'):
+    with pytest.raises(RuntimeError, match=f'"{socket.gethostname()}", has no address'):
         process_group.addresses_of_this_host()
 
 

@@ -20,8 +20,8 @@ def make_adasum(optimizer, named, compression, options):
     """Called by DistributedOptimizer, which has looked at the arguments. `named`: (name, parameter)
     of all parameters. `options`: what its attributes show."""
     if compression is Compression.int8:
-        raise ValueError("op=Adasum can't round steps to int8; give Compression.none, fp16 or "
-                         "bf16")
+        raise ValueError("op=Adasum can round steps to 16 bits at most; give Compression.none, "
+                         "fp16 or bf16")
     _refuse_complex(named)
     optimizer._parameter_names = {parameter: name for name, parameter in named}
     optimizer._compression = compression
