@@ -70,10 +70,9 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
                                 ? ops::runtime().unavailable(settings_.set, DeviceKind::Cuda)
                                 : ops::gpu()->unavailable(settings_.ranks);
     if (!why.empty()) {
-      throw Error(
-          ErrorCode::InvalidArgument,
-          core::concat("parameter \"", added.front().name, "\" is on ", added.front().device,
-                       ", but the ranks of the process set can't all use ", "a GPU: ", why));
+      throw Error(ErrorCode::InvalidArgument,
+                  core::concat("parameter \"", added.front().name, "\" is on ",
+                               added.front().device, "; the process set can't use GPUs: ", why));
     }
   }
   // These throw before anything has changed.
