@@ -272,7 +272,7 @@ void write_checkpoint_file(const std::string& path, const CheckpointLabel& label
     error = concat("can't be written: ", core::current_error().what());
   }
   if (error.empty() && std::rename(temporary.c_str(), path.c_str()) != 0) {
-    error = concat("can't be renamed from ", temporary, ": ", std::strerror(errno));
+    error = concat("can't rename ", temporary, " to it: ", std::strerror(errno));
   }
   if (!error.empty()) {
     (void)std::remove(temporary.c_str());

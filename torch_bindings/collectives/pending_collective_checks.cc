@@ -29,7 +29,7 @@ void PendingCollective::check(const at::Tensor& tensor, Into into) {
       throw Error(ErrorCode::InvalidArgument,
                   concat("tensor \"", name, "\": tensor ", parts_.size(), " of the group is ",
                          to_string(dtype), ", but the first is ", to_string(spec.dtype),
-                         "; give a group tensors of one dtype"));
+                         "; give all tensors of a group one dtype"));
     }
     spec.dtype = dtype;
     check_device(tensor);
@@ -56,7 +56,7 @@ void PendingCollective::check_device(const at::Tensor& tensor) {
     throw Error(
         ErrorCode::InvalidArgument,
         concat("tensor \"", name, "\": tensor ", parts_.size(), " of the group is on ", device,
-               ", but the first is on ", device_, "; give a group tensors on one device"));
+               ", but the first is on ", device_, "; put all tensors of a group on one device"));
   }
   device_ = device;
   spec.device = device_in_spec(device, process_set_.id());

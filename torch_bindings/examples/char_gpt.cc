@@ -42,7 +42,7 @@ bool parse(int argc, char** argv, Settings& settings) {
   example::Flags flags("Trains a small GPT on a text file with all ranks of an MPI job");
   flags.add("--text", settings.text, "file to learn from, which rank 0 reads")
       .add("--run", settings.run,
-           "folder for checkpoints and log.jsonl; continues from the newest one")
+           "folder for checkpoints and log.jsonl; continues from the newest checkpoint")
       .add("--layers", settings.shape.layers, "blocks of the model")
       .add("--width", settings.shape.width, "width of the model")
       .add("--heads", settings.shape.heads, "heads of attention; must divide the width")

@@ -147,10 +147,10 @@ void GradientReducer::Impl::join_round(size_t slot, int64_t task,
   if (task_that_fits_ == task) {
     if (!before_bucket) steady_task_ = task;
   } else if (!fits(slot)) {
-    throw Error(
-        ErrorCode::InvalidArgument,
-        core::concat("parameter \"", slots_[slot].name(), "\" changed its dtype, shape, layout or ",
-                     "device between backward() and synchronize(); change it before backward()"));
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat(
+                    "parameter \"", slots_[slot].name(), "\" changed its dtype, shape, layout or ",
+                    "device between backward() and synchronize(); call synchronize() before that"));
   }
 }
 

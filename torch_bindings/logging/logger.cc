@@ -103,8 +103,8 @@ Logger::Value& Logger::value_of(const std::string& name, const LogAs& as) {
     refuse_value(name, concat("the weight is ", as.weight.value, "; give the number of samples"));
   }
   if (name.empty() || name == "step" || name == "time") {
-    refuse_value(
-        name, "give another name: it must not be empty, \"step\" or \"time\", which records have");
+    refuse_value(name,
+                 "the name must not be empty, \"step\" or \"time\", which records have already");
   }
   const auto known = std::find_if(values_.begin(), values_.end(),
                                   [&](const auto& entry) { return entry.first == name; });

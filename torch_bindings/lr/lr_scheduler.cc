@@ -121,7 +121,7 @@ void LrScheduler::apply(int64_t steps) {
     const double value = schedule(position);
     if (std::isfinite(value) && value >= 0) return value;
     refuse_scheduler("the schedule of ", what..., " gives ", value, " at position ", position,
-                     "; it must give 0 or more");
+                     "; it must give finite numbers of 0 or more");
   };
   std::vector<double> rates;
   for (size_t group = 0; group < base_.size(); ++group) {
@@ -144,7 +144,7 @@ void LrScheduler::set_base_learning_rates(std::vector<double> rates) {
   }
   for (const double rate : rates) {
     if (std::isfinite(rate) && rate >= 0) continue;
-    refuse_scheduler("a base learning rate is ", rate, "; give 0 or more");
+    refuse_scheduler("a base learning rate is ", rate, "; give a finite number of 0 or more");
   }
   base_.swap(rates);
   try {
@@ -157,7 +157,8 @@ void LrScheduler::set_base_learning_rates(std::vector<double> rates) {
 
 void LrScheduler::scale_base_learning_rates(double factor) {
   if (!std::isfinite(factor) || factor < 0) {
-    refuse_scheduler("the factor of base learning rates is ", factor, "; give 0 or more");
+    refuse_scheduler("the factor of base learning rates is ", factor,
+                     "; give a finite number of 0 or more");
   }
   std::vector<double> rates = base_learning_rates();
   for (double& rate : rates) rate *= factor;

@@ -43,7 +43,7 @@ ReduceLrOnPlateauOptions checked(ReduceLrOnPlateauOptions options) {
   if (options.min_lr.empty()) refuse_plateau("min_lr is empty; give one, or one for each group");
   for (const double least : options.min_lr) {
     if (!std::isfinite(least) || least < 0) {
-      refuse_plateau("min_lr is ", least, "; give 0 or more");
+      refuse_plateau("min_lr is ", least, "; give a finite number of 0 or more");
     }
   }
   return options;

@@ -14,8 +14,8 @@ double torch_detail::grown_by_sums(const GradientReducerOptions& options, double
 
 double scale_lr(double lr, const GradientReducerOptions& options, LrScaling rule) {
   if (!std::isfinite(lr) || lr < 0) {
-    throw Error(ErrorCode::InvalidArgument,
-                core::concat("scale_lr: the learning rate is ", lr, "; give 0 or more"));
+    throw Error(ErrorCode::InvalidArgument, core::concat("scale_lr: the learning rate is ", lr,
+                                                         "; give a finite number of 0 or more"));
   }
   if (options.backward_passes_per_step < 1) {
     throw Error(ErrorCode::InvalidArgument,

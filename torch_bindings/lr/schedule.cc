@@ -26,7 +26,7 @@ void check_length(std::string_view schedule, std::string_view what, double value
 
 void check_factor(std::string_view schedule, std::string_view what, double value) {
   if (std::isfinite(value) && value >= 0) return;
-  refuse_schedule(schedule, ": ", what, " is ", value, "; give 0 or more");
+  refuse_schedule(schedule, ": ", what, " is ", value, "; give a finite number of 0 or more");
 }
 
 void check_milestones(std::string_view schedule, const std::vector<double>& milestones) {

@@ -14,6 +14,7 @@
 
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
+#include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/bytes.h"

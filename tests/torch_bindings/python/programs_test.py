@@ -167,7 +167,7 @@ class Programs(unittest.TestCase):
             code, output = run_command(
                 [sys.executable, "-c", "import horon.torch as hvd; hvd.init()"], env=environment)
             self.assertNotEqual(code, 0, output)
-            self.assertIn("torchrun has started 2 processes, which are no ranks of MPI", output)
+            self.assertIn("torchrun has started 2 processes, which are not MPI ranks", output)
 
     def test_nobody_is_ended_while_it_saves(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -134,7 +134,7 @@ def _compare(what, rank, size):
     text = (f"{what} says that this is rank {rank} of {size}, but MPI has started it as rank "
             f"{native.rank()} of {native.size()}")
     if native.size() == 1:
-        text += (f'. The backend "horon" needs MPI's launcher: mpirun -np {size} python '
+        text += (f'. The backend "horon" needs a launcher of MPI: mpirun -np {size} python '
                  "train.py, or srun --mpi=pmix")
         if "TORCHELASTIC_RUN_ID" in os.environ:
             text += ", instead of torchrun"

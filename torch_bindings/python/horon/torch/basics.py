@@ -61,7 +61,7 @@ def _refuse_torchrun():
     count = os.environ.get("WORLD_SIZE", "1")
     of_mpi = any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
     if "TORCHELASTIC_RUN_ID" in os.environ and count != "1" and not of_mpi:
-        raise RuntimeError(f"torchrun has started {count} processes, which are no ranks of MPI, so "
+        raise RuntimeError(f"torchrun has started {count} processes, which are not MPI ranks, so "
                            "each would be a job of one rank: start them by mpirun or horonrun")
 
 
