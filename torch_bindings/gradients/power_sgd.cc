@@ -42,14 +42,14 @@ template <class... Values>
 
 void check(const PowerSgdOptions& options) {
   if (options.matrix_rank < 1) {
-    refuse(options.name, "matrix_rank is ", options.matrix_rank, ", not above 0");
+    refuse(options.name, "matrix_rank is ", options.matrix_rank, "; give 1 or more");
   }
   if (options.start_step < 0) {
-    refuse(options.name, "start_step is ", options.start_step, ", below 0");
+    refuse(options.name, "start_step is ", options.start_step, "; give 0 or more");
   }
   if (!(options.min_compression_rate >= 1)) {
     refuse(options.name, "min_compression_rate is ", options.min_compression_rate,
-           ", not a number of 1 or more");
+           "; give 1 or more");
   }
 }
 

@@ -19,12 +19,12 @@ template <class... Values>
 }
 
 int64_t pieces_of(const std::optional<int64_t>& wish, int64_t knob) {
-  if (wish && *wish < 0) refuse_settings("piece_bytes is ", *wish, ", below 0");
+  if (wish && *wish < 0) refuse_settings("piece_bytes is ", *wish, "; give 0 or more");
   return wish.value_or(knob);
 }
 
 int64_t bytes_or(const std::optional<int64_t>& wish, int64_t knob, std::string_view what) {
-  if (wish && *wish <= 0) refuse_settings(what, " is ", *wish, ", not above 0");
+  if (wish && *wish <= 0) refuse_settings(what, " is ", *wish, "; give a number above 0");
   return wish.value_or(knob);
 }
 
@@ -59,11 +59,11 @@ void check(const GradientReducerOptions& options) {
   }
   if (options.backward_passes_per_step < 1) {
     refuse_settings("backward_passes_per_step is ", options.backward_passes_per_step,
-                    ", not above 0");
+                    "; give 1 or more");
   }
   const double factor = options.gradient_predivide_factor;
   if (!std::isfinite(factor) || factor <= 0) {
-    refuse_settings("gradient_predivide_factor is ", factor, ", not a number above 0");
+    refuse_settings("gradient_predivide_factor is ", factor, "; give a finite number above 0");
   }
   if (factor != 1 && options.op != ReduceOp::Average) {
     refuse_settings("gradient_predivide_factor needs op Average, but op is ",
@@ -77,15 +77,16 @@ void check(const GradientReducerOptions& options) {
     refuse_settings("sparse_as_dense = false needs op Average or Sum, but op is ",
                     to_string(options.op));
   }
-  if (options.num_groups < 0) refuse_settings("num_groups is ", options.num_groups, ", below 0");
+  if (options.num_groups < 0)
+    refuse_settings("num_groups is ", options.num_groups, "; give 0 or more");
   if (options.num_groups > 0 && !options.groups.empty()) {
     refuse_settings("groups and num_groups are both given; choose one");
   }
   check_grad_scale(options.grad_scale);
   const double clip = options.clip_grad_norm.value_or(1);
-  if (!(clip > 0)) refuse_settings("clip_grad_norm is ", clip, ", not a number above 0");
+  if (!(clip > 0)) refuse_settings("clip_grad_norm is ", clip, "; give a number above 0");
   const double value = options.clip_grad_value.value_or(1);
-  if (!(value > 0)) refuse_settings("clip_grad_value is ", value, ", not a number above 0");
+  if (!(value > 0)) refuse_settings("clip_grad_value is ", value, "; give a number above 0");
   if (options.clip_grad_value && options.clip_grad_norm && !std::isinf(clip)) {
     refuse_settings("clip_grad_norm and clip_grad_value are both given; choose one");
   }

@@ -40,7 +40,7 @@ at::Tensor no_squares(const StepScaling::Groups& groups) {
 void check_grad_scale(double scale) {
   if (std::isfinite(scale) && scale > 0) return;
   throw Error(ErrorCode::InvalidArgument,
-              core::concat("grad_scale is ", scale, ", not a number above 0"));
+              core::concat("grad_scale is ", scale, "; give a finite number above 0"));
 }
 
 StepScaling::StepScaling(const GradientReducerOptions& options)

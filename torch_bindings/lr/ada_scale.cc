@@ -48,13 +48,13 @@ void check_options(const AdaScaleOptions& options, ReduceOp op) {
     refuse_ada_scale("it needs op Average or Sum, but op is ", to_string(op));
   }
   if (options.batches.value_or(1) < 1)
-    refuse_ada_scale("batches is ", *options.batches, ", not above 0");
+    refuse_ada_scale("batches is ", *options.batches, "; give 1 or more");
   const double smoothing = options.smoothing.value_or(0);
   if (!(smoothing >= 0 && smoothing < 1)) {
-    refuse_ada_scale("smoothing is ", smoothing, ", not from 0 to below 1");
+    refuse_ada_scale("smoothing is ", smoothing, "; give one from 0 to below 1");
   }
   if (options.steps_per_unit < 1) {
-    refuse_ada_scale("steps_per_unit is ", options.steps_per_unit, ", not above 0");
+    refuse_ada_scale("steps_per_unit is ", options.steps_per_unit, "; give 1 or more");
   }
 }
 

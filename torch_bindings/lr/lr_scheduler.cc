@@ -78,7 +78,7 @@ LrScheduler::LrScheduler(optim::Optimizer& optimizer, std::vector<lr::Schedule> 
   if (options_.momentum && !*options_.momentum)
     refuse_scheduler("the schedule of momentum is null");
   if (options_.steps_per_unit < 1) {
-    refuse_scheduler("steps_per_unit is ", options_.steps_per_unit, ", not above 0");
+    refuse_scheduler("steps_per_unit is ", options_.steps_per_unit, "; give 1 or more");
   }
   apply(0);
 }

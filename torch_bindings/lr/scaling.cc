@@ -20,7 +20,7 @@ double scale_lr(double lr, const GradientReducerOptions& options, LrScaling rule
   if (options.backward_passes_per_step < 1) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("scale_lr: backward_passes_per_step is ",
-                             options.backward_passes_per_step, ", not above 0"));
+                             options.backward_passes_per_step, "; give 1 or more"));
   }
   const bool has_rule = options.op == ReduceOp::Average || options.op == ReduceOp::Sum ||
                         options.op == ReduceOp::Adasum;

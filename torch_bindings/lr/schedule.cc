@@ -21,7 +21,7 @@ template <class... Values>
 
 void check_length(std::string_view schedule, std::string_view what, double value) {
   if (std::isfinite(value) && value > 0) return;
-  refuse_schedule(schedule, ": ", what, " is ", value, ", not a number above 0");
+  refuse_schedule(schedule, ": ", what, " is ", value, "; give a finite number above 0");
 }
 
 void check_factor(std::string_view schedule, std::string_view what, double value) {

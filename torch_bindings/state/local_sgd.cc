@@ -34,12 +34,12 @@ template <class... Values>
 }
 
 void check(const LocalSgdOptions& options) {
-  if (options.steps < 1) refuse(options, "steps is ", options.steps, ", not above 0");
+  if (options.steps < 1) refuse(options, "steps is ", options.steps, "; give 1 or more");
   if (!std::isfinite(options.outer_lr) || options.outer_lr <= 0) {
-    refuse(options, "outer_lr is ", options.outer_lr, ", not a number above 0");
+    refuse(options, "outer_lr is ", options.outer_lr, "; give a finite number above 0");
   }
   if (!(options.outer_momentum >= 0 && options.outer_momentum < 1)) {
-    refuse(options, "outer_momentum is ", options.outer_momentum, ", not from 0 to below 1");
+    refuse(options, "outer_momentum is ", options.outer_momentum, "; give one from 0 to below 1");
   }
 }
 

@@ -27,7 +27,8 @@ TEST(ReducerOptions, WrongValuesAreNamed) {
   };
   EXPECT_THAT(construction_error({.backward_passes_per_step = 0}),
               invalid("backward_passes_per_step is 0"));
-  EXPECT_THAT(construction_error({.piece_bytes = -1}), invalid("piece_bytes is -1, below 0"));
+  EXPECT_THAT(construction_error({.piece_bytes = -1}),
+              invalid("piece_bytes is -1; give 0 or more"));
   EXPECT_THAT(construction_error({.gradient_predivide_factor = 0}),
               invalid("gradient_predivide_factor is 0"));
   EXPECT_THAT(construction_error({.gradient_predivide_factor = kNaN}),

@@ -384,7 +384,7 @@ TEST(Metrics, WrongUse) {
   EXPECT_THAT(
       error_of([&] { metrics.compute(); }),
       AllOf(StartsWith("invalid argument: metric \"accuracy\": 1 sample has"),
-            HasSubstr("not in 0 to 2"), HasSubstr("(on rank " + std::to_string(size() - 1))));
+            HasSubstr("outside 0 to 2"), HasSubstr("(on rank " + std::to_string(size() - 1))));
   EXPECT_THAT(error_of([&] { metrics.add("accuracy", Mean()); }), HasSubstr("in it already"));
   metrics.reset();
   EXPECT_TRUE(std::isnan(metrics.compute().at("accuracy").item<double>()));

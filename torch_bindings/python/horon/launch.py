@@ -64,7 +64,7 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
         raise ValueError("use_gloo: Horon starts ranks by MPI only; leave it out")
     ranks = next((each for each in (np, num_proc) if each is not None), 1)
     if ranks < 1:
-        raise ValueError(f"np is {ranks}, not above 0")
+        raise ValueError(f"np is {ranks}; give 1 or more")
     token = secrets.token_hex(8)
     environment = {**os.environ, **(env or {}), "HORON_LAUNCH_TOKEN": token}
     if "SLURM_JOB_ID" in environment:

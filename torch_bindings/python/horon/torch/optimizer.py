@@ -264,9 +264,9 @@ def _refuse_those_of_ddp(named):
     for name, parameter in named:
         if native.is_reduced_by_ddp(parameter):
             raise ValueError(
-                f"parameter \"{name}\" belongs to a DistributedDataParallel, which reduces its "
-                "gradient too, and then the sums are wrong: train the module without that wrapper "
-                "(if it was one, delete it first), or leave DistributedOptimizer out")
+                f"parameter \"{name}\" belongs to a DistributedDataParallel, which would reduce "
+                "its gradient a second time: train the module without that wrapper (delete the "
+                "wrapper first), or leave DistributedOptimizer out")
 
 
 class _Hooks(OrderedDict):
