@@ -216,7 +216,7 @@ def _names(optimizer, named_parameters):
     seen = set()
     twice = {name for name, _ in named if name in seen or seen.add(name)}
     if twice:
-        raise ValueError(f"named_parameters: several parameters have the same name: "
+        raise ValueError("named_parameters: several parameters have the same name: "
                          f"{', '.join(sorted(twice))}")
     known = {id(parameter) for _, parameter in named}
     missing = sum(id(parameter) not in known for parameter in parameters)
