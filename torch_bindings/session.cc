@@ -30,7 +30,7 @@ void divide_cores() {
     if (chosen_by_user || sharers <= 1) return;
     threads = std::max(1, cores / sharers);
     reason = concat(cores, cores == 1 ? " core" : " cores", " shared by ", sharers,
-                    " ranks; OMP_NUM_THREADS or HORON_THREADS change it");
+                    " ranks; set OMP_NUM_THREADS or HORON_THREADS to change it");
   }
   at::set_num_threads(threads);
   if (ops::runtime().topology().rank == 0) {
@@ -47,8 +47,8 @@ void warn_of_unused_gpus(const std::string& why_not) {
   static std::atomic<uint32_t> told_in{0};  // once in a session
   if (told_in.exchange(ops::session_number()) == ops::session_number()) return;
   core::log(core::LogLevel::Warn,
-            concat("device() is the CPU, though LibTorch has ", count,
-                   count == 1 ? " GPU" : " GPUs", " here: Horon can use none: ", why_not));
+            concat("device() is the CPU: LibTorch has ", count, count == 1 ? " GPU" : " GPUs",
+                   " here, but Horon can use none: ", why_not));
 }
 
 }  // namespace
@@ -70,9 +70,9 @@ c10::Device device(const ProcessSet& process_set) {
     return c10::Device(c10::kCPU);
   }
   if (!why.empty()) {
-    throw Error(
-        ErrorCode::Config,
-        concat("device(): ", why, ". To train on the CPU set CUDA_VISIBLE_DEVICES to nothing"));
+    throw Error(ErrorCode::Config,
+                concat("device(): ", why,
+                       ". To train on the CPU, set CUDA_VISIBLE_DEVICES to an empty value"));
   }
   if (gpu->device() < 0) return c10::Device(c10::kCPU);  // others have one: a mixed set
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu->device()));

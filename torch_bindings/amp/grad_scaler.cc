@@ -31,20 +31,20 @@ template <class... Values>
   throw Error(ErrorCode::InvalidArgument, core::concat("GradScaler: ", values...));
 }
 
-constexpr auto kScaleRange = "from 1.2e-38 to 3.4e38, as float32 does";
+constexpr auto kScaleRange = "1.2e-38 to 3.4e38 (float32)";
 
 void check_options(const GradScalerOptions& options) {
   const auto check = [](bool right, const char* option, double value, const char* range) {
-    if (!right) refuse_scaling(option, " is ", value, "; it goes ", range);
+    if (!right) refuse_scaling(option, " is ", value, "; give ", range);
   };
   const auto scale = static_cast<float>(options.init_scale);
   check(std::isnormal(scale) && scale > 0, "init_scale", options.init_scale, kScaleRange);
   check(std::isfinite(options.growth_factor) && options.growth_factor > 1, "growth_factor",
-        options.growth_factor, "from above 1");
+        options.growth_factor, "a number above 1");
   check(options.backoff_factor > 0 && options.backoff_factor < 1, "backoff_factor",
-        options.backoff_factor, "from above 0 to below 1");
+        options.backoff_factor, "a number above 0 and below 1");
   check(options.growth_interval > 0, "growth_interval",
-        static_cast<double>(options.growth_interval), "from 1 up");
+        static_cast<double>(options.growth_interval), "1 or more");
 }
 
 // While it lives, the steps of an optimizer divide by the scale too, and are left out if a gradient
@@ -76,7 +76,7 @@ void refuse_float16(const ::torch::optim::Optimizer& optimizer) {
     for (const at::Tensor& parameter : group.params()) {
       if (parameter.scalar_type() != at::kHalf || !parameter.requires_grad()) continue;
       refuse_scaling("a parameter of shape ", core::shape_text(parameter.sizes()),
-                     " is float16, and its gradient divided by the scale leaves that range; keep ",
+                     " is float16, whose range can't hold its gradient divided by the scale; keep ",
                      "parameters in float32 and compute in an Autocast scope");
     }
   }
@@ -133,7 +133,7 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   if (!options_.enabled) return loss;
   if (torch_detail::current_stream_is_captured(loss.device())) {
     refuse_scaling(
-        "scale() is captured in a CUDA graph, where the scale could not change any more; "
+        "scale() can't be captured in a CUDA graph, which would freeze the scale; "
         "train in bfloat16, or without a graph");
   }
   return loss.mul(static_cast<double>(scale_));
@@ -146,7 +146,7 @@ void GradScaler::unscale(Optimizer& optimizer, torch_detail::ScaledSteps* distri
     refuse_scaling("unscale_() was called already for this optimizer since the last update()");
   }
   if (record.stage == Stage::Stepped) {
-    refuse_scaling("unscale_() comes before step(); call update() first");
+    refuse_scaling("unscale_() was called after step(); call update() first");
   }
   refuse_float16(optimizer);
   if (distributed != nullptr) distributed->synchronize();
@@ -237,7 +237,7 @@ void GradScaler::update() {
     looked = looked || record.stage != Stage::Ready;
     found = found_in(record) || found;
   }
-  if (!looked) refuse_scaling("update() comes after step() or unscale_() of an optimizer");
+  if (!looked) refuse_scaling("update() was called before step() or unscale_() of any optimizer");
   grow_or_shrink(found, options_, scale_, growth_tracker_);
   records_.clear();
 }
@@ -246,7 +246,7 @@ void GradScaler::update(double new_scale) {
   if (!options_.enabled) return;
   const auto scale = static_cast<float>(new_scale);
   if (!std::isnormal(scale) || scale < 0) {
-    refuse_scaling("update(): the scale is ", new_scale, "; it goes ", kScaleRange);
+    refuse_scaling("update(): the scale is ", new_scale, "; give ", kScaleRange);
   }
   scale_ = scale;
   records_.clear();

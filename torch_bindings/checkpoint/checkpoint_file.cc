@@ -85,7 +85,7 @@ class HashedFile : public Sink {
     put(waiting_.data(), waiting_.size());
     const std::string digits = hash_.hex();
     put(digits.data(), digits.size());
-    if (error_.empty() && fsync(file_) != 0) keep_error("can't be brought to the disk");
+    if (error_.empty() && fsync(file_) != 0) keep_error("can't be written to disk (fsync)");
     const int file = file_;
     file_ = -1;
     if (file >= 0 && close(file) != 0) keep_error("can't be closed");
@@ -178,7 +178,7 @@ std::string read_comment(const std::string& path) {
   }
   if (!file) fail_file(path, "can't be read");
   if (!comment.starts_with(kSign)) {
-    fail_file(path, concat("is cut off or was not written by Horon (its ", size,
+    fail_file(path, concat("is truncated or was not written by Horon (its ", size,
                            " bytes do not end in the label of a checkpoint)"));
   }
   return comment;
@@ -197,7 +197,7 @@ void check_hash(const std::string& path, const std::string& comment) {
   }
   if (left > 0) fail_file(path, "can't be read to its end");
   if (hash.hex() != comment.substr(kLabel - kDigits)) {
-    fail_file(path, "is damaged: its bytes do not have the SHA-256 that it states");
+    fail_file(path, "is damaged: its SHA-256 is not the one in its label");
   }
 }
 
@@ -272,7 +272,7 @@ void write_checkpoint_file(const std::string& path, const CheckpointLabel& label
     error = concat("can't be written: ", core::current_error().what());
   }
   if (error.empty() && std::rename(temporary.c_str(), path.c_str()) != 0) {
-    error = concat("can't get its name: ", std::strerror(errno));
+    error = concat("can't rename ", temporary, " to it: ", std::strerror(errno));
   }
   if (!error.empty()) {
     (void)std::remove(temporary.c_str());

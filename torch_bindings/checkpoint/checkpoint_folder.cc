@@ -56,7 +56,7 @@ void prepare_folder(const std::string& folder) {
   fs::create_directories(folder, error);
   if (error || !fs::is_directory(folder, error)) {
     throw Error(ErrorCode::OperationFailed,
-                core::concat("checkpoints: the folder ", folder, " can't be made",
+                core::concat("checkpoints: the folder ", folder, " can't be created",
                              error ? ": " + error.message() : std::string()));
   }
 }

@@ -31,9 +31,8 @@ namespace {
 using core::concat;
 
 [[noreturn]] void refuse_value(const std::string& name, const std::string& what, const char* cure) {
-  throw Error(ErrorCode::InvalidArgument,
-              concat("checkpoints: the value \"", name, "\" has a ", what,
-                     ", which Python could not read; give ", cure));
+  throw Error(ErrorCode::InvalidArgument, concat("checkpoints: the value \"", name, "\" has a ",
+                                                 what, ", which Python can't read; give ", cure));
 }
 
 at::Tensor plain_tensor(const std::string& name, const at::Tensor& tensor) {
@@ -108,14 +107,14 @@ class TensorsPart : public CheckpointPart {
   }
 
   std::string misfit(const c10::IValue& saved) const override {
-    if (!saved.isGenericDict()) return "it holds no tensors under that name";
+    if (!saved.isGenericDict()) return "it holds no tensors of that name";
     const c10::impl::GenericDict copies = saved.toGenericDict();
     for (const auto& [key, tensor] : tensors_()) {
       const auto copy = copies.find(key);
       if (copy == copies.end()) return concat("it has no tensor \"", key, "\"");
       const std::string had = type_and_shape(copy->value().toTensor(), key);
       const std::string has = type_and_shape(tensor, key);
-      if (had != has) return concat("its tensor \"", key, "\" is ", had, ", here it is ", has);
+      if (had != has) return concat("its tensor \"", key, "\" is ", had, ", but here it is ", has);
     }
     return {};
   }
@@ -177,17 +176,18 @@ class OptimizerPart : public CheckpointPart {
 
   std::string misfit(const c10::IValue& saved) const override {
     if (!saved.isGenericDict() || !saved.toGenericDict().contains("parameters")) {
-      return "it holds no optimizer under that name";
+      return "it holds no optimizer of that name";
     }
     if (const std::string had = value_in(saved, "type").toStringRef(); had != type()) {
-      return concat("it holds a ", had, ", here it is a ", type());
+      return concat("it holds a ", had, ", but here it is a ", type());
     }
     const c10::impl::GenericList had = value_in(saved, "parameters").toList();
     const c10::impl::GenericList has = parameters();
     for (size_t i = 0; i < std::max(had.size(), has.size()); ++i) {
       const std::string before = i < had.size() ? had.get(i).toStringRef() : "none";
       const std::string now = i < has.size() ? has.get(i).toStringRef() : "none";
-      if (before != now) return concat("its parameter ", i, " is ", before, ", here it is ", now);
+      if (before != now)
+        return concat("its parameter ", i, " is ", before, ", but here it is ", now);
     }
     return {};
   }
@@ -226,8 +226,8 @@ class OptimizerPart : public CheckpointPart {
     }
     throw Error(
         ErrorCode::InvalidArgument,
-        concat("checkpoints: the state of an optimizer is shared out over ",
-               core::name_ranks(ranks), ", and the checkpoints are of ", core::name_ranks(all),
+        concat("checkpoints: the state of an optimizer is sharded over ", core::name_ranks(ranks),
+               ", but the checkpoints are of ", core::name_ranks(all),
                "; give CheckpointOptions the process_set of the optimizer"));
   }
   ShardedState* sharded_state() const { return dynamic_cast<ShardedState*>(&optimizer_); }
@@ -252,7 +252,7 @@ class OptimizerPart : public CheckpointPart {
     if (bytes.size() <= nothing.size() && !std::as_const(optimizer_).state().empty()) {
       throw Error(ErrorCode::InvalidArgument,
                   concat(type(),
-                         " keeps state but saves nothing; it needs its own save() and "
+                         " keeps state but its save() writes nothing; write its own save() and "
                          "load()"));
     }
     return bytes;
@@ -272,7 +272,7 @@ class ArchivePart : public CheckpointPart {
   }
   c10::IValue take() override { return bytes_tensor(archive_bytes(save_)); }
   std::string misfit(const c10::IValue& saved) const override {
-    return saved.isTensor() ? "" : "it holds no archive under that name";
+    return saved.isTensor() ? "" : "it holds no archive of that name";
   }
   void load(const c10::IValue& saved) override { loaded_ = tensor_bytes(saved.toTensor()); }
   void spread(const std::string& name, const ProcessSet& set) override {

@@ -98,9 +98,10 @@ class Checkpoints::Impl {
 
   // `find`: candidates, the best first; called on the writer. `sought` and `advice` are for the
   // error text, if there are candidates and none can be read.
-  std::optional<LoadedCheckpoint> load(const std::function<std::vector<FoundCheckpoint>()>& find,
-                                       std::string_view sought = "checkpoint",
-                                       std::string_view advice = ". Move them away to begin anew") {
+  std::optional<LoadedCheckpoint> load(
+      const std::function<std::vector<FoundCheckpoint>()>& find,
+      std::string_view sought = "checkpoint",
+      std::string_view advice = ". To begin training anew, move them away") {
     std::string own_header;
     const auto opened = together("Checkpoints::load", [&]() -> std::optional<OpenedCheckpoint> {
       finish();
@@ -150,10 +151,11 @@ class Checkpoints::Impl {
 
   // Compares the path of this call, which the writer alone reads.
   void require_same_path(const char* call, const std::string& path) const {
-    torch_detail::require_same_path(call, path,
-                                    "Give all ranks the same; process sets that train models of "
-                                    "their own have Checkpoints of their own: {.process_set = set}",
-                                    set());
+    torch_detail::require_same_path(
+        call, path,
+        "Give all ranks the same path; a process set that trains a model "
+        "of its own needs its own Checkpoints: {.process_set = set}",
+        set());
   }
 
  private:
@@ -176,7 +178,8 @@ class Checkpoints::Impl {
       return;
     }
     throw Error(ErrorCode::InvalidArgument,
-                concat("checkpoints: the name \"", name, "\" is taken"));
+                concat("checkpoints: the name \"", name,
+                       reserved ? "\" is reserved" : "\" is taken", "; give another"));
   }
 
   std::vector<Fact> facts_of(int64_t step, const std::optional<double>& metric) const {
@@ -184,7 +187,7 @@ class Checkpoints::Impl {
                             {"the metric", torch_detail::metric_text(metric)}};
     for (const auto& [name, part] : parts_) facts.push_back(part->fact(name, set()));
     for (const auto& [name, thing] : of_ranks_) {
-      facts.push_back({concat("\"", name, "\""), "a thing of each rank"});
+      facts.push_back({concat("\"", name, "\""), "state of each rank"});
     }
     return facts;
   }
@@ -263,20 +266,19 @@ class Checkpoints::Impl {
     for (const auto& [name, part] : parts_) {
       const auto saved = content.find(name);
       const std::string why =
-          saved == content.end() ? "it has nothing of that name" : part->misfit(saved->value());
+          saved == content.end() ? "it holds nothing of that name" : part->misfit(saved->value());
       if (!why.empty()) return says(name, why);
     }
     for (const auto& [name, thing] : of_ranks_) {
       for (size_t r = 0; r < of_ranks.size(); ++r) {
         if (!of_ranks.get(r).toGenericDict().contains(name)) {
-          return says(name, concat("it has nothing of that name of rank ", r));
+          return says(name, concat("it holds nothing of that name for rank ", r));
         }
       }
       if (!thing.load_resharded && static_cast<int>(of_ranks.size()) != set().size()) {
-        return says(name, concat("it was saved by ", of_ranks.size(),
-                                 " ranks, and what has no "
-                                 "load_resharded() can't be loaded by ",
-                                 set().size()));
+        return says(name,
+                    concat("it was saved by ", of_ranks.size(), " ranks and can't be loaded by ",
+                           set().size(), ", since it has no load_resharded()"));
       }
     }
     return {};
@@ -353,9 +355,9 @@ Checkpoints& Checkpoints::add(const std::string& name, const NamedTensors& tenso
 Checkpoints& Checkpoints::add(const std::string& name, torch::optim::Optimizer& optimizer) {
   if (dynamic_cast<torch_detail::CollectiveStep*>(&optimizer) != nullptr) {
     throw Error(ErrorCode::InvalidArgument,
-                core::concat("checkpoints: \"", name, "\" is an optimizer that steps by the ",
-                             "gradients of its own rank, and its state differs between ranks: ",
-                             "give it to add_of_rank()"));
+                core::concat("checkpoints: \"", name, "\" is an optimizer that steps with ",
+                             "the gradients of its own rank, so its state differs between ranks; ",
+                             "add it by add_of_rank()"));
   }
   impl_->add(name, torch_detail::optimizer_part(optimizer));
   return *this;

@@ -26,7 +26,8 @@ bool is_ours(const c10::IValue& value) {
 OpenedCheckpoint open_checkpoint(const std::string& path) {
   OpenedCheckpoint opened{path, read_checkpoint_label(path), read_checkpoint_file(path)};
   if (!is_ours(opened.content)) {
-    throw Error(ErrorCode::OperationFailed, concat("checkpoint ", path, ": is not one of Horon's"));
+    throw Error(ErrorCode::OperationFailed,
+                concat("checkpoint ", path, ": was not written by Horon"));
   }
   return opened;
 }
@@ -42,7 +43,7 @@ std::optional<OpenedCheckpoint> open_first(const std::vector<FoundCheckpoint>& c
       if (problem.empty()) {
         OpenedCheckpoint opened = open_checkpoint(candidate.path);
         if (!problems.empty()) {
-          core::log(core::LogLevel::Warn, concat(problems, "; going on from ", opened.path));
+          core::log(core::LogLevel::Warn, concat(problems, "; loading ", opened.path, " instead"));
         }
         return opened;
       }

@@ -33,9 +33,9 @@ void begin_random_numbers_anew(const SavedOfRanks& saved, const ProcessSet& set)
   if (set.rank() != 0) return;
   core::log(core::LogLevel::Warn,
             core::concat("the checkpoint was saved by ", saved.ranks,
-                         saved.ranks == 1 ? " rank" : " ranks", " and loaded by ", set.size(),
-                         ": random numbers begin anew on each rank, and buffers that "
-                         "differed are those of rank ",
+                         saved.ranks == 1 ? " rank" : " ranks", " and is loaded by ", set.size(),
+                         ": each rank's random numbers begin anew, and buffers that "
+                         "differed between ranks get the values of rank ",
                          writer_of(set)));
 }
 

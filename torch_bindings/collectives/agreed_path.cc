@@ -78,8 +78,8 @@ void require_same_path(const std::string& call, const std::string& path, std::st
   }
   if (givers.size() == 1) return;
   throw Error(ErrorCode::Mismatch,
-              concat(call, ": the ranks give different paths: ", text_of(givers), "; rank ",
-                     ranks.front(), " alone uses its own. ", cure));
+              concat(call, ": the ranks give different paths: ", text_of(givers),
+                     "; only that of rank ", ranks.front(), " is used. ", cure));
 }
 
 }  // namespace horon::torch_detail

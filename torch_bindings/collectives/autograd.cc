@@ -80,8 +80,8 @@ Options with_fixed_name(const Options& options, std::string_view kind) {
     if (options.output.defined()) {
       torch_detail::refuse_call(fixed.name, options.process_set,
                                 concat("tensor \"", fixed.name,
-                                       "\": a result with a derivative is "
-                                       "a new tensor; leave out `output`"));
+                                       "\": a result with a gradient is "
+                                       "always a new tensor; leave out `output`"));
     }
   }
   return fixed;

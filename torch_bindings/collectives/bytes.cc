@@ -87,7 +87,7 @@ std::string scatter_bytes(const std::vector<std::string>& parts, const ObjectOpt
     torch_detail::refuse_call(
         call.name, set,
         core::concat("\"", call.name, "\": the root, rank ", options.root, ", gave ", parts.size(),
-                     " parts for ", set.size(), " ranks; give one for each, in their order"));
+                     " parts for ", set.size(), " ranks; give one for each rank, in rank order"));
   }
   std::string all;
   for (const std::string& part : parts) {

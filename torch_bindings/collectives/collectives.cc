@@ -14,7 +14,9 @@ using torch_detail::PendingCollective;
 using Pending = std::shared_ptr<PendingCollective>;
 
 Pending checked(const Pending& pending) {
-  if (!pending) throw Error(ErrorCode::InvalidArgument, "this handle belongs to no collective");
+  if (!pending)
+    throw Error(ErrorCode::InvalidArgument,
+                "this handle is empty; use one that an async call returned");
   return pending;
 }
 

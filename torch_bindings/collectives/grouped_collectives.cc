@@ -25,7 +25,7 @@ Pending make(CollectiveKind kind, std::string_view kind_name, const Options& opt
       pending->refuse(Error(ErrorCode::InvalidArgument,
                             "tensor \"" + pending->name +
                                 "\": `output` takes the result of one "
-                                "tensor, and a group gives new tensors: leave it out"));
+                                "tensor, but a group returns new tensors; leave it out"));
     }
   }
   pending->reserve(tensors.size());

@@ -58,7 +58,7 @@ MessageNumbers::UnderWay& MessageNumbers::next_place(Sequence& sequence,
   throw Error(ErrorCode::Limit,
               concat("tensor \"", name_of(message, sequence.count), "\": ", kNumbers,
                      " messages from rank ", message.from, " to rank ", message.to, " with tag ",
-                     message.tag, " are under way, which is the limit: wait for the oldest of ",
+                     message.tag, " are in flight, which is the limit; wait for the oldest of ",
                      "them, then call again, or use several tags"));
 }
 

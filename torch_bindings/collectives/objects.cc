@@ -188,19 +188,19 @@ std::string write_or_refuse(const std::string& name, const ProcessSet& set,
   } catch (...) {
     reason = core::current_error().what();
   }
-  refuse_call(name, set, concat("object \"", name, "\" can't be written: ", reason));
+  refuse_call(name, set, concat("object \"", name, "\" can't be serialized: ", reason));
 }
 
 void throw_unreadable(const std::string& name, int source) {
   throw Error(ErrorCode::OperationFailed,
               concat("object \"", name, "\" of rank ", source,
-                     " can't be read here: ", core::current_error().what()));
+                     " can't be deserialized here: ", core::current_error().what()));
 }
 
 void throw_joined(const std::string& name, int source) {
   throw Error(ErrorCode::OperationFailed,
               concat("object \"", name, "\": rank ", source,
-                     " has called join(), and gives no objects any more"));
+                     " has called join() and gives no more objects; call this before join()"));
 }
 
 }  // namespace horon::torch_detail

@@ -59,7 +59,7 @@ std::vector<int64_t> PendingCollective::equal_splits(const at::Tensor& tensor) c
   if (tensor.size(0) % members != 0) {
     refuse(Error(ErrorCode::InvalidArgument,
                  concat("tensor \"", name, "\": its first dimension, ", tensor.size(0),
-                        ", can't be divided by the ", members, " ranks; give splits")));
+                        ", is not divisible by the ", members, " ranks; give splits")));
   }
   return core::even_splits(tensor.size(0), members);
 }
@@ -231,10 +231,11 @@ void PendingCollective::run(const std::shared_ptr<PendingCollective>& self) {
 void PendingCollective::wait(std::chrono::nanoseconds timeout) const {
   if (state_->wait(timeout)) return;
   const std::string stalled = is_initialized() ? ops::runtime().stall_report() : "";
-  throw Error(ErrorCode::Timeout, concat("tensor \"", name, "\" has not come within ",
-                                         std::chrono::duration<double>(timeout).count(),
-                                         " s; the collective goes on and may be waited for again",
-                                         stalled.empty() ? "" : ". Known so far: ", stalled));
+  throw Error(ErrorCode::Timeout,
+              concat("tensor \"", name, "\" has not come within ",
+                     std::chrono::duration<double>(timeout).count(),
+                     " s; the collective goes on, and you may wait for it again",
+                     stalled.empty() ? "" : ". Known so far: ", stalled));
 }
 
 const std::vector<at::Tensor>& PendingCollective::results() {

@@ -28,8 +28,8 @@ void PendingCollective::check(const at::Tensor& tensor, Into into) {
     if (!parts_.empty() && dtype != spec.dtype) {
       throw Error(ErrorCode::InvalidArgument,
                   concat("tensor \"", name, "\": tensor ", parts_.size(), " of the group is ",
-                         to_string(dtype), ", the first is ", to_string(spec.dtype),
-                         "; the tensors of a group have one dtype"));
+                         to_string(dtype), ", but the first is ", to_string(spec.dtype),
+                         "; give all tensors of a group one dtype"));
     }
     spec.dtype = dtype;
     check_device(tensor);
@@ -43,8 +43,8 @@ DataType PendingCollective::type_that_travels(DataType dtype) const {
   if (!narrows_rows()) return dtype;
   if (dtype != DataType::Float32 || !core::is_16_bit(row_compression)) {
     throw Error(ErrorCode::InvalidArgument,
-                concat("tensor \"", name, "\": compression of ", to_string(spec.kind), " is for ",
-                       "float32, to Float16 or BFloat16; not for ", to_string(dtype), " to ",
+                concat("tensor \"", name, "\": ", to_string(spec.kind), " can compress only ",
+                       "float32, to Float16 or BFloat16; not ", to_string(dtype), " to ",
                        to_string(row_compression)));
   }
   return core::narrow_type(row_compression);
@@ -56,7 +56,7 @@ void PendingCollective::check_device(const at::Tensor& tensor) {
     throw Error(
         ErrorCode::InvalidArgument,
         concat("tensor \"", name, "\": tensor ", parts_.size(), " of the group is on ", device,
-               ", the first is on ", device_, "; the tensors of a group are on one device"));
+               ", but the first is on ", device_, "; put all tensors of a group on one device"));
   }
   device_ = device;
   spec.device = device_in_spec(device, process_set_.id());
@@ -68,14 +68,16 @@ void PendingCollective::check_reduction(const at::Tensor& tensor, DataType dtype
     throw Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": ", why));
   };
   if (is_moved_only(tensor)) {
-    fail(concat("is ", tensor.scalar_type(), ", which is moved but not reduced"));
+    fail(concat("is ", tensor.scalar_type(),
+                ", which can be moved but not reduced; convert it to a reducible dtype"));
   }
   if (const auto why = why_no_reduction(dtype, spec.reduce_op); !why.empty()) {
     fail(concat("is ", to_string(dtype), ": ", why));
   }
   const bool linear = spec.reduce_op == ReduceOp::Sum || spec.reduce_op == ReduceOp::Average;
   if (tensor.is_complex() && !linear) {
-    fail(concat("is complex, which has no ", to_string(spec.reduce_op), "; use Sum or Average"));
+    fail(concat("is complex, and complex dtypes have no ", to_string(spec.reduce_op),
+                "; use Sum or Average"));
   }
   if (!std::isfinite(spec.prescale) || !std::isfinite(spec.postscale)) {
     fail("prescale and postscale must be finite");
@@ -86,7 +88,7 @@ void PendingCollective::check_reduction(const at::Tensor& tensor, DataType dtype
   if (ops::runtime().config().check_finite && is_floating(dtype) &&
       !all_finite(real_view(tensor))) {
     throw not_finite(concat("tensor \"", name, "\""), real_view(tensor),
-                     "HORON_CHECK_FINITE asks for finite values");
+                     "HORON_CHECK_FINITE allows only finite values");
   }
 }
 
@@ -107,10 +109,12 @@ void PendingCollective::check_output(const Part& part, const at::Tensor& rows,
   };
   const bool complex = part.disguised && c10::isComplexType(*part.disguised);
   if (output.is_complex() != complex) {
-    fail(output.is_complex() ? "is complex, the tensor is not" : "is not complex, the tensor is");
+    fail(output.is_complex() ? "is complex, but the tensor is not"
+                             : "is not complex, but the tensor is");
   }
   if (!complex && type_in_disguise(output) != part.disguised) {
-    fail("is ", output.scalar_type(), ", the tensor ", part.disguised.value_or(rows.scalar_type()));
+    fail("is ", output.scalar_type(), ", but the tensor is ",
+         part.disguised.value_or(rows.scalar_type()));
   }
   const at::Tensor real = part.disguised ? real_view(output) : output;
   try {
@@ -119,7 +123,7 @@ void PendingCollective::check_output(const Part& part, const at::Tensor& rows,
     refuse(error);
   }
   if (real.scalar_type() != rows.scalar_type()) {
-    fail("is ", real.scalar_type(), ", the tensor ", rows.scalar_type());
+    fail("is ", real.scalar_type(), ", but the tensor is ", rows.scalar_type());
   }
   if (output.device() != rows.device()) fail("is on ", output.device(), ", not on ", rows.device());
   if (!is_row_major(output)) {

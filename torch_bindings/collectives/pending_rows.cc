@@ -51,8 +51,8 @@ void PendingCollective::add_checked_rows(const at::Tensor& tensor,
       spec.kind == CollectiveKind::Allgather || spec.kind == CollectiveKind::Gather;
   if (tensor.dim() == 0 && !gathers) {
     refuse(Error(ErrorCode::InvalidArgument,
-                 concat("tensor \"", name, "\": is a scalar; ", to_string(spec.kind),
-                        " divides the first dimension, so give at least one")));
+                 concat("tensor \"", name, "\": is a scalar, but ", to_string(spec.kind),
+                        " splits the first dimension; give it at least one dimension")));
   }
   Part& part = parts_.emplace_back();
   part.disguised = type_in_disguise(tensor);

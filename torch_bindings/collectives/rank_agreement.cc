@@ -165,7 +165,7 @@ std::string explain(const std::vector<Fact>& lowest, const std::map<int, Differe
     }
     if (!difference.extra.empty()) {
       add(concat("rank ", rank, " has ", difference.extra, ", which rank ", lowest_rank,
-                 " has not"));
+                 " does not have"));
     }
   }
   return text;
@@ -210,8 +210,8 @@ std::optional<Error> fault_of_call(const AgreementOptions& options) {
   const std::vector<int> ranks = options.process_set.ranks();
   if (std::binary_search(ranks.begin(), ranks.end(), *options.worker)) return std::nullopt;
   return Error(ErrorCode::InvalidArgument,
-               concat("the worker, rank ", *options.worker, ", is not one of the ranks ",
-                      core::list_ranks(ranks)));
+               concat("the worker, rank ", *options.worker,
+                      ", is not in the process set, whose ranks are ", core::list_ranks(ranks)));
 }
 
 void throw_together(const std::optional<Error>& own, const AgreementOptions& options) {
@@ -229,8 +229,8 @@ void throw_together(const std::optional<Error>& own, const AgreementOptions& opt
   }
   if (!options.worker || said.contains(*options.worker)) return;
   throw Error(ErrorCode::RankLeft,
-              concat(begins, "rank ", *options.worker, " has joined, and it alone does the work, ",
-                     "so nothing was done. Call it before join()"));
+              concat(begins, "rank ", *options.worker, ", which alone does the work, has joined, ",
+                     "so nothing was done. Call this before join()"));
 }
 
 void throw_together(ErrorCode code, const std::string& call, const std::string& own_error,

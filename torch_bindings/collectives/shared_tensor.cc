@@ -21,14 +21,16 @@ size_t bytes_of(at::IntArrayRef shape, size_t element_bytes) {
   bool too_many = false;
   for (const int64_t extent : shape) {
     if (extent < 0) {
-      throw Error(ErrorCode::InvalidArgument,
-                  core::concat(kCall, "an extent of ", extent, " is below 0"));
+      throw Error(
+          ErrorCode::InvalidArgument,
+          core::concat(kCall, "the shape ", core::shape_text(shape), " has an extent below 0"));
     }
     too_many |= c10::mul_overflows(bytes, static_cast<uint64_t>(extent), &bytes);
   }
   if (too_many || bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
     throw Error(ErrorCode::InvalidArgument,
-                core::concat(kCall, "more bytes than memory can have addresses"));
+                core::concat(kCall, "the shape ", core::shape_text(shape),
+                             " has more bytes than can be addressed"));
   }
   return static_cast<size_t>(bytes);
 }
@@ -44,7 +46,8 @@ at::Tensor shared_zeros(at::IntArrayRef shape, const at::TensorOptions& options)
   const at::ScalarType type = at::typeMetaToScalarType(options.dtype());
   if (options.requires_grad() && !at::isFloatingType(type) && !at::isComplexType(type)) {
     throw Error(ErrorCode::InvalidArgument,
-                core::concat(kCall, "a tensor of ", options.dtype().name(), " has no gradient"));
+                core::concat(kCall, "a tensor of ", options.dtype().name(),
+                             " has no gradient; leave out requires_grad"));
   }
   const size_t bytes = bytes_of(shape, options.dtype().itemsize());
   // What holds nothing has an address too.

@@ -43,7 +43,9 @@ namespace {
 using core::concat;
 
 torch_detail::PendingSparse& checked(const std::shared_ptr<torch_detail::PendingSparse>& pending) {
-  if (!pending) throw Error(ErrorCode::InvalidArgument, "this handle belongs to no collective");
+  if (!pending)
+    throw Error(ErrorCode::InvalidArgument,
+                "this handle is empty; use one that an async call returned");
   return *pending;
 }
 

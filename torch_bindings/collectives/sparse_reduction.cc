@@ -45,22 +45,23 @@ void check_sparse_allreduce(const at::Tensor& tensor, const std::string& name, R
   };
   if (!tensor.defined()) refuse("is undefined");
   if (tensor.layout() != at::kSparse) {
-    refuse(
-        concat("has layout ", tensor.layout(),
-               "; sparse_allreduce takes COO tensors: to_sparse(), or allreduce() of a dense one"));
+    refuse(concat(
+        "has layout ", tensor.layout(),
+        "; sparse_allreduce takes COO tensors: call to_sparse(), or allreduce() if it is dense"));
   }
   if (op != ReduceOp::Sum && op != ReduceOp::Average) {
-    refuse(concat("is sparse, which has no ", to_string(op), "; use Sum or Average"));
+    refuse(concat("is sparse, and sparse tensors have no ", to_string(op), "; use Sum or Average"));
   }
   if (tensor.scalar_type() == at::kBool) refuse("is bool, which has no sum; use another dtype");
   if (is_moved_only(tensor)) {
-    refuse(concat("is ", tensor.scalar_type(), ", which is moved but not reduced"));
+    refuse(concat("is ", tensor.scalar_type(),
+                  ", which can be moved but not reduced; convert it to a reducible dtype"));
   }
   const at::Tensor values = real_view(tensor._values());
   check_tensor(values, name);
   if (ops::runtime().config().check_finite && values.is_floating_point() && !all_finite(values)) {
     throw not_finite(concat("tensor \"", name, "\""), values,
-                     "HORON_CHECK_FINITE asks for finite values");
+                     "HORON_CHECK_FINITE allows only finite values");
   }
 }
 

@@ -52,7 +52,7 @@ at::Tensor read_records(const std::filesystem::path& path, int64_t labels) {
   const int64_t record = labels + kPixels;
   if (bytes == 0 || bytes % record != 0) {
     fail_cifar(path.string(), core::concat("has ", bytes, " bytes, which are not whole records of ",
-                                           record, ": it is cut off, or another file"));
+                                           record, " bytes; it is truncated, or not a CIFAR file"));
   }
   at::Tensor records = at::empty({bytes / record, record}, at::kByte);
   std::ifstream file(path, std::ios::binary);
@@ -72,7 +72,7 @@ CifarDataset::CifarDataset(const std::string& folder, Kind kind, Split split,
   std::array<double, 3> factor{};
   std::array<double, 3> offset{};
   for (size_t c = 0; c < 3; ++c) {
-    if (options.deviation[c] == 0) fail_cifar(folder, "a deviation of 0 can't be divided by");
+    if (options.deviation[c] == 0) fail_cifar(folder, "deviation is 0; give numbers above 0");
     factor[c] = 1 / (255 * options.deviation[c]);
     offset[c] = -options.mean[c] / options.deviation[c];
   }
@@ -91,7 +91,7 @@ CifarDataset::CifarDataset(const std::string& folder, Kind kind, Split split,
     targets.push_back(records.select(1, column).to(at::kLong));
     if (const auto largest = targets.back().max().item<int64_t>(); largest >= classes) {
       fail_cifar((place / name).string(),
-                 core::concat("has the label ", largest, ", and there are ", classes, " classes"));
+                 core::concat("has the label ", largest, ", but there are ", classes, " classes"));
     }
     images.push_back(records.narrow(1, labels, kPixels));
   }

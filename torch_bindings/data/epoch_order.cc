@@ -222,7 +222,7 @@ std::vector<size_t> epoch_order(const EpochOptions& options) {
 Shard shard_of(std::optional<size_t> ranks, std::optional<size_t> rank, const ProcessSet& set) {
   Shard shard;
   if (!set.is_world() && (ranks || rank)) {
-    shard.fault = "process_set says what num_replicas and rank are; leave these two out";
+    shard.fault = "num_replicas and rank come from process_set; leave them out";
     return shard;
   }
   shard.ranks = ranks ? *ranks : static_cast<size_t>(set.size());
@@ -231,10 +231,11 @@ Shard shard_of(std::optional<size_t> ranks, std::optional<size_t> rank, const Pr
     shard.fault = "num_replicas can't be 0";
   } else if (shard.rank == static_cast<size_t>(-1)) {  // as ProcessSet::rank() tells it
     shard.fault =
-        "this rank is not in the process set (its rank there is -1); only the ranks of "
-        "the set make a sampler";
+        "this rank is not in the process set (its rank there is -1); make the sampler only on "
+        "ranks of the set";
   } else if (shard.rank >= shard.ranks) {
-    shard.fault = core::concat("rank ", shard.rank, " is none of ", shard.ranks, " replicas");
+    shard.fault = core::concat("rank is ", shard.rank, ", but num_replicas is ", shard.ranks,
+                               "; give a rank below that");
   }
   return shard;
 }

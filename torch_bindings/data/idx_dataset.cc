@@ -55,7 +55,7 @@ class ByteReader {
   std::string failure() const {
     int code = Z_OK;
     const char* text = gzerror(file_.get(), &code);
-    return code == Z_BUF_ERROR ? "is cut off (the packed data ends too early)"
+    return code == Z_BUF_ERROR ? "is truncated (the compressed data ends too early)"
                                : concat("can't be read: ", text);
   }
 
@@ -72,12 +72,12 @@ std::vector<int64_t> read_header(ByteReader& reader, const std::string& path) {
   }
   if (magic[2] != kUnsignedByte) {
     fail(path, concat("holds elements of IDX type ", int{magic[2]},
-                      "; only unsigned bytes (8) are read"));
+                      "; only unsigned bytes (8) are supported"));
   }
   std::vector<int64_t> shape;
   for (int i = 0; i < dimensions; ++i) {
     std::array<unsigned char, 4> b{};
-    if (reader.read(b.data(), 4) != 4) fail(path, "is cut off within its header");
+    if (reader.read(b.data(), 4) != 4) fail(path, "is truncated within its header");
     shape.push_back(int64_t{b[0]} << 24 | int64_t{b[1]} << 16 | int64_t{b[2]} << 8 | int64_t{b[3]});
   }
   return shape;
@@ -90,8 +90,8 @@ int64_t checked_count(const std::vector<int64_t>& shape, const std::string& path
   int64_t count = 1;
   for (const int64_t extent : shape) {
     if (__builtin_mul_overflow(count, extent, &count) || count / kDeflateMax > file_bytes) {
-      fail(path, concat("is cut off: it states the shape ", core::shape_text(shape), " but has ",
-                        file_bytes, " bytes"));
+      fail(path, concat("is truncated: its header says shape ", core::shape_text(shape),
+                        ", but it has ", file_bytes, " bytes"));
     }
   }
   return count;
@@ -131,20 +131,20 @@ at::Tensor read_idx(const std::string& path) {
   auto* bytes = static_cast<unsigned char*>(content.mutable_data_ptr());
   const int64_t got = reader.read(bytes, count);
   if (got != count) {
-    fail(path, concat("is cut off: ", got, " of ", count, " bytes of the shape ",
+    fail(path, concat("is truncated: it has ", got, " of ", count, " bytes of the shape ",
                       core::shape_text(shape)));
   }
   unsigned char extra = 0;
   if (reader.read(&extra, 1) != 0) {
     fail(path,
-         concat("goes on behind the ", count, " bytes of the shape ", core::shape_text(shape)));
+         concat("is longer than the ", count, " bytes of its shape ", core::shape_text(shape)));
   }
   return content;
 }
 
 IdxDataset::IdxDataset(const std::string& folder, Split split, const Options& options)
     : options_(options) {
-  if (options.deviation == 0) fail(folder, "a deviation of 0 can't be divided by");
+  if (options.deviation == 0) fail(folder, "deviation is 0; give a number above 0");
   check_folder(folder);
   const std::string stem = split == Split::Train ? "train" : "t10k";
   const std::string image_file = find_file(folder, stem + "-images", "idx3-ubyte");
@@ -152,9 +152,11 @@ IdxDataset::IdxDataset(const std::string& folder, Split split, const Options& op
   images_ = read_idx(image_file);
   const at::Tensor labels = read_idx(label_file);
   if (images_.dim() != 3) {
-    fail(image_file, concat("should have 3 dimensions (image, row, column), has ", images_.dim()));
+    fail(image_file,
+         concat("should have 3 dimensions (image, row, column), but has ", images_.dim()));
   }
-  if (labels.dim() != 1) fail(label_file, concat("should have 1 dimension, has ", labels.dim()));
+  if (labels.dim() != 1)
+    fail(label_file, concat("should have 1 dimension, but has ", labels.dim()));
   if (labels.size(0) != images_.size(0)) {
     fail(label_file, concat("has ", labels.size(0), " labels for the ", images_.size(0),
                             " images of ", image_file));
@@ -162,7 +164,7 @@ IdxDataset::IdxDataset(const std::string& folder, Split split, const Options& op
   targets_ = labels.to(at::kLong);
   const int64_t largest = targets_.numel() == 0 ? 0 : targets_.max().item<int64_t>();
   if (options.classes != 0 && largest >= options.classes) {
-    fail(label_file, concat("has the label ", largest, ", and there are ", options.classes,
+    fail(label_file, concat("has the label ", largest, ", but there are ", options.classes,
                             " classes; give data with labels from 0 to ", options.classes - 1,
                             ", or a model with more classes"));
   }

@@ -26,8 +26,8 @@ using core::concat;
 
 void check_extent(int64_t rows, int64_t columns, const std::string& path) {
   if (rows >= 1 && columns >= 1 && rows <= kImagePixelsMax / columns) return;
-  fail_image(path, concat("is an image of ", rows, " x ", columns, " pixels; at most ",
-                          kImagePixelsMax, " are read"));
+  fail_image(path, concat("is an image of ", rows, " x ", columns, " pixels; the limit is ",
+                          kImagePixelsMax, " pixels"));
 }
 
 // libjpeg leaves by longjmp(), which must not skip destructors: so calls that it can leave stand in

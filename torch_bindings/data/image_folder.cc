@@ -38,7 +38,7 @@ std::vector<std::string> subfolders(const std::string& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.is_directory()) names.push_back(entry.path().filename().string());
   }
-  if (names.empty()) fail_folder(folder, "has no subfolder; each class has one with its images");
+  if (names.empty()) fail_folder(folder, "has no subfolder; put the images of each class into one");
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -94,13 +94,13 @@ at::Tensor resized_middle(const at::Tensor& image, int64_t resize, int64_t size)
 ImageFolder::ImageFolder(const std::string& folder, const Options& options) : options_(options) {
   if (!can_decode_images()) (void)read_image(folder);  // says what is missing
   if (options.size < 1 || options.resize < options.size) {
-    fail_folder(folder, concat("a middle of ", options.size, " pixels can't be cut out of ",
-                               options.resize));
+    fail_folder(folder, concat("size is ", options.size, " and resize is ", options.resize,
+                               "; give a size from 1 to resize"));
   }
   std::array<double, 3> factor{};
   std::array<double, 3> offset{};
   for (size_t c = 0; c < 3; ++c) {
-    if (options.deviation[c] == 0) fail_folder(folder, "a deviation of 0 can't be divided by");
+    if (options.deviation[c] == 0) fail_folder(folder, "deviation is 0; give numbers above 0");
     factor[c] = 1 / (255 * options.deviation[c]);
     offset[c] = -options.mean[c] / options.deviation[c];
   }
@@ -140,8 +140,9 @@ torch::data::Example<> ImageFolder::get_batch(c10::ArrayRef<size_t> indices) {
     images.push_back(load(indices[i]));
     if (images[i].sizes() != images[0].sizes()) {
       fail_folder(path(indices[i]),
-                  concat("the transform made ", core::shape_text(images[i].sizes()), " of it and ",
-                         core::shape_text(images[0].sizes()), " of ", path(indices[0])));
+                  concat("the transform made it ", core::shape_text(images[i].sizes()), ", but ",
+                         path(indices[0]), " ", core::shape_text(images[0].sizes()),
+                         "; give all images of a batch one shape"));
     }
     targets.mutable_data_ptr<int64_t>()[i] = target(indices[i]);
   }

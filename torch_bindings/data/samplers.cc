@@ -28,7 +28,7 @@ using torch_detail::Tail;
 
 Tail tail_of(const SamplerOptions& options) {
   if (options.drop_last && options.uneven)
-    refuse_sampler("drop_last and uneven contradict each other");
+    refuse_sampler("drop_last and uneven are both set; choose one");
   if (options.drop_last) return Tail::Drop;
   return options.uneven ? Tail::Uneven : Tail::Repeat;
 }
@@ -41,7 +41,7 @@ size_t at_least_one(size_t number, const char* what) {
 std::vector<double> checked_costs(std::vector<double> costs) {
   for (size_t i = 0; i < costs.size(); ++i) {
     if (!std::isfinite(costs[i]) || costs[i] < 0) {
-      refuse_sampler(concat("the cost of sample ", i, " is ", costs[i]));
+      refuse_sampler(concat("the cost of sample ", i, " is ", costs[i], "; give 0 or more"));
     }
   }
   return costs;
@@ -70,8 +70,7 @@ void write_number(torch::serialize::OutputArchive& archive, const char* key, uin
 uint64_t read_number(torch::serialize::InputArchive& archive, const char* key) {
   c10::IValue value;
   if (!archive.try_read(key, value) || !value.isInt()) {
-    refuse_sampler(
-        concat("what is to be loaded was not saved by a sampler (it has no \"", key, "\")"));
+    refuse_sampler(concat("the archive was not saved by a sampler (it has no \"", key, "\")"));
   }
   return static_cast<uint64_t>(value.toInt());
 }
@@ -109,13 +108,12 @@ Saved read(torch::serialize::InputArchive& archive) {
   saved.left_out = read_number(archive, "left_out");
   saved.drawn = read_number(archive, "position");
   at::Tensor stages;
-  if (!archive.try_read("stages", stages)) refuse_sampler("what is to be loaded has no \"stages\"");
+  if (!archive.try_read("stages", stages)) refuse_sampler("the archive has no \"stages\"");
   const auto* number = stages.const_data_ptr<int64_t>();
   const auto* end = number + stages.numel();
   while (number < end) {
     const int64_t ranks = *number++;
-    if (ranks < 1 || ranks >= end - number)
-      refuse_sampler("what is to be loaded has broken \"stages\"");
+    if (ranks < 1 || ranks >= end - number) refuse_sampler("the archive has broken \"stages\"");
     const auto batch = static_cast<size_t>(*number++);
     saved.stages.push_back({{number, number + ranks}, batch});
     number += ranks;
@@ -179,11 +177,14 @@ struct ShardedSampler::State {
 
   void check(const Saved& saved) const {
     if (saved.dataset_size != dataset_size) {
-      refuse_sampler(
-          concat("saved for ", saved.dataset_size, " samples, this one has ", dataset_size));
+      refuse_sampler(concat("it was saved for ", saved.dataset_size,
+                            " samples, but this dataset has ", dataset_size));
     }
     if (saved.shuffle != options.shuffle || saved.drop_last != options.drop_last) {
-      refuse_sampler("it was saved with other options (shuffle, drop_last)");
+      const auto text = [](bool value) { return value ? "true" : "false"; };
+      refuse_sampler(concat("it was saved with shuffle = ", text(saved.shuffle),
+                            " and drop_last = ", text(saved.drop_last), ", but here they are ",
+                            text(options.shuffle), " and ", text(options.drop_last)));
     }
     if (saved.rules != deal->rules()) {
       refuse_sampler(
@@ -243,9 +244,9 @@ void ShardedSampler::reset(std::optional<size_t> new_size) {
   const std::lock_guard lock(state_->mutex);
   State& s = *state_;
   if (s.resuming && new_size && *new_size != s.dataset_size) {
-    refuse_sampler(concat("the place that was loaded is one among ", s.dataset_size,
-                          " samples, and reset() is to begin with ", *new_size,
-                          "; leave the place by set_epoch() to another epoch first"));
+    refuse_sampler(concat("the loaded position is among ", s.dataset_size,
+                          " samples, but reset() gives ", *new_size,
+                          "; call set_epoch() with another epoch first to drop that position"));
   }
   const std::optional<size_t> chosen = std::exchange(s.chosen_epoch, std::nullopt);
   if (s.resuming) return;  // also at a loader's reset() after the program's
@@ -298,10 +299,10 @@ void ShardedSampler::load(torch::serialize::InputArchive& archive) {
   const Saved saved = read(archive);
   state_->check(saved);
   if (state_->options.uneven && state_->has_other_batches(saved)) {
-    refuse_sampler(
-        concat("it was saved with batches of ", saved.batch, ", here they are of ", state_->batch,
-               "; uneven costs go on with batches of another size only by load_resharded(), which ",
-               "Checkpoints calls where the number of ranks is another one"));
+    refuse_sampler(concat(
+        "it was saved with batches of ", saved.batch, ", but here they are of ", state_->batch,
+        "; a sampler with uneven costs can change its batch size only by load_resharded(), ",
+        "which Checkpoints calls where the number of ranks changes"));
   }
   state_->resume(saved, std::vector<size_t>(saved.replicas, saved.drawn));
 }
@@ -315,13 +316,14 @@ void ShardedSampler::load_resharded(std::vector<torch::serialize::InputArchive>&
     const Saved saved = read(ranks[r]);
     state_->check(saved);
     if (saved.replicas != ranks.size()) {
-      refuse_sampler(concat("saved by ", saved.replicas, " ranks, and there are ", ranks.size()));
+      refuse_sampler(concat("it was saved by ", saved.replicas,
+                            " ranks and needs the archives of all, but got ", ranks.size()));
     }
     if (saved.epoch != first.epoch || saved.stages != first.stages || saved.seed != first.seed ||
         saved.batch != first.batch || saved.left_out != first.left_out) {
       refuse_sampler(
           concat("rank 0 was in epoch ", first.epoch, ", rank ", r, " in epoch ", saved.epoch,
-                 " (or with another seed or batch): ranks of one job must be in the same epoch"));
+                 " (or had another seed or batch); load archives that the ranks saved together"));
     }
     drawn.push_back(saved.drawn);
   }

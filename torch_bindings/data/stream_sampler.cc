@@ -36,7 +36,7 @@ using torch_detail::StreamPlace;
 size_t read_place_number(torch::serialize::InputArchive& archive, const char* key) {
   c10::IValue value;
   if (!archive.try_read(key, value) || !value.isInt() || value.toInt() < 0) {
-    refuse_stream(concat("what is to be loaded has no \"", key, "\""));
+    refuse_stream(concat("the archive has no \"", key, "\""));
   }
   return static_cast<size_t>(value.toInt());
 }
@@ -46,7 +46,7 @@ StreamPlace read_place(torch::serialize::InputArchive& archive) {
   place.epoch = read_place_number(archive, "stream_epoch");
   place.start = read_place_number(archive, "start");
   place.replicas = read_place_number(archive, "replicas");
-  if (place.replicas == 0) refuse_stream("what is to be loaded was saved by 0 ranks");
+  if (place.replicas == 0) refuse_stream("the archive was saved by 0 ranks");
   place.drawn = read_place_number(archive, "position");
   return place;
 }
@@ -121,8 +121,8 @@ void DistributedStreamSampler::reset(std::optional<size_t> new_size) {
   const std::lock_guard lock(state_->mutex);
   State& s = *state_;
   if (s.resuming && new_size && new_size != s.options.records) {
-    refuse_stream(concat("reset() with ", *new_size, " records can't go on at the place that was ",
-                         "loaded; leave it by set_epoch() to another epoch first"));
+    refuse_stream(concat("reset() with ", *new_size, " records can't continue from the loaded ",
+                         "position; call set_epoch() with another epoch first to drop it"));
   }
   const std::optional<size_t> chosen = std::exchange(s.chosen_epoch, std::nullopt);
   if (s.resuming) return;
@@ -194,13 +194,14 @@ void DistributedStreamSampler::load_resharded(std::vector<torch::serialize::Inpu
   for (size_t r = 0; r < places.size(); ++r) {
     const StreamPlace& place = places[r];
     if (place.replicas != ranks.size()) {
-      refuse_stream(concat("saved by ", place.replicas, " ranks, and there are ", ranks.size()));
+      refuse_stream(concat("it was saved by ", place.replicas,
+                           " ranks and needs the archives of all, but got ", ranks.size()));
     }
     if (place.epoch != first.epoch || place.start != first.start ||
         (place.drawn != first.drawn && !ended)) {
       refuse_stream(concat("rank 0 had read ", first.drawn, " records of epoch ", first.epoch,
                            ", rank ", r, " ", place.drawn, " of epoch ", place.epoch,
-                           "; a stream goes on only where all ranks are at the same place"));
+                           "; a stream can continue only if all ranks were at the same position"));
     }
   }
   state_->resume(first, ended);

@@ -237,12 +237,15 @@ int main(int argc, char** argv) {
   int code = 0;
   try {
     example::Flags flags("Simulates flows, and trains a network to do it in larger steps");
-    flags.add("--cells", settings.cells, "of all ranks together", int64_t{16} * ranks)
-        .add("--flows", settings.flows, "simulated to learn from")
+    flags
+        .add("--cells", settings.cells, "cells of the grid on all ranks together",
+             int64_t{16} * ranks)
+        .add("--flows", settings.flows, "simulated flows to learn from")
         .add("--steps", settings.steps, "steps of the optimizer")
         .add("--lr", settings.lr, "learning rate of Adam, whatever the number of ranks")
         .add("--seed", settings.seed, "for the flows and the first weights", 0)
-        .add("--large-steps", settings.large_steps, "of 8 small ones, of each flow")
+        .add("--large-steps", settings.large_steps,
+             "large steps of each flow, each of 8 small ones")
         .add("--log-every", settings.log_every, "steps between two lines of progress");
     runs = flags.parse(argc, argv, rank == 0);
   } catch (const std::exception& error) {  // the same on all ranks

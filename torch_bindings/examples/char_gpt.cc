@@ -42,23 +42,26 @@ bool parse(int argc, char** argv, Settings& settings) {
   example::Flags flags("Trains a small GPT on a text file with all ranks of an MPI job");
   flags.add("--text", settings.text, "file to learn from, which rank 0 reads")
       .add("--run", settings.run,
-           "folder for checkpoints and log.jsonl; goes on from what is there")
+           "folder for checkpoints and log.jsonl; continues from the newest checkpoint")
       .add("--layers", settings.shape.layers, "blocks of the model")
-      .add("--width", settings.shape.width, "of the model")
-      .add("--heads", settings.shape.heads, "of attention; they divide the width")
+      .add("--width", settings.shape.width, "width of the model")
+      .add("--heads", settings.shape.heads, "heads of attention; must divide the width")
       .add("--context", settings.shape.context, "letters that the model sees")
       .add("--dropout", settings.shape.dropout, "share of a block's outputs that is left out")
       .add("--batch-size", settings.batch_size, "pieces of text per rank and step")
-      .add("--steps", settings.steps, "of the whole training", 0)
-      .add("--warm-up", settings.warm_up, "of them with a rising learning rate")
-      .add("--stop-at", settings.stop_at, "step at which this job stops, to be gone on; 0: none", 0)
-      .add("--lr", settings.lr, "of one rank; multiplied by the square root of the ranks")
-      .add("--float32", settings.float32, "no bfloat16")
+      .add("--steps", settings.steps, "steps of the whole training", 0)
+      .add("--warm-up", settings.warm_up, "first steps, with a rising learning rate")
+      .add("--stop-at", settings.stop_at,
+           "step at which this job stops, to be continued later; 0: none", 0)
+      .add("--lr", settings.lr,
+           "learning rate of one rank; multiplied by the square root of the ranks")
+      .add("--float32", settings.float32, "compute in float32, not bfloat16")
       .add("--seed", settings.seed, "for the first weights and the order of the pieces", 0)
       .add("--log-every", settings.log_every, "steps between two lines of progress")
       .add("--save-every", settings.save_every, "steps between two checkpoints")
       .add("--write", settings.write, "letters to write in the end", 0)
-      .add("--temperature", settings.temperature, "of writing: small is safe, 1 is free", 1e-3);
+      .add("--temperature", settings.temperature,
+           "temperature of writing: small is safe, 1 is free", 1e-3);
   return flags.parse(argc, argv);
 }
 
@@ -163,13 +166,14 @@ void Training::resume() {
   const auto found = checkpoints_.load_latest();
   if (!found) return;
   if (!found->values.at("letters").toTensor().equal(corpus_.letter_codes())) {
-    throw horon::Error(horon::ErrorCode::InvalidArgument,
-                       found->path + " has learned a text of other letters; give another --run");
+    throw horon::Error(
+        horon::ErrorCode::InvalidArgument,
+        found->path + " was trained on a text with other letters; give another --run");
   }
   // The learning rate for the ranks of the saved run becomes that for the ranks of this one.
   const double growth = static_cast<double>(horon::size()) / found->ranks;
   if (growth != 1) scheduler_.scale_base_learning_rates(std::sqrt(growth));
-  horon::print0("goes on behind step ", found->step, ", from ", found->path);
+  horon::print0("continues after step ", found->step, ", from ", found->path);
 }
 
 at::Tensor Training::next_batch() {

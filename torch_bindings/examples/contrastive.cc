@@ -140,7 +140,7 @@ int run(int argc, char** argv) {
       .add("--steps", settings.steps, "of the optimizer")
       .add("--batch-size", settings.batch_size, "images per rank and step, each in two views")
       .add("--lr", settings.lr, "learning rate of AdamW, whatever the number of ranks")
-      .add("--temperature", settings.temperature, "of InfoNCE", 1e-3)
+      .add("--temperature", settings.temperature, "temperature of InfoNCE", 1e-3)
       .add("--seed", settings.seed, "for the first weights, the views and the order of images", 0)
       .add("--log-every", settings.log_every, "steps between two lines of progress");
   if (!flags.parse(argc, argv)) return 0;

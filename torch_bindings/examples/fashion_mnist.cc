@@ -46,10 +46,10 @@ bool parse(int argc, char** argv, Settings& settings) {
   flags.add("--data", settings.data, "folder with IDX files in MNIST's naming, .gz or not")
       .add("--epochs", settings.epochs, "passes over the training images", 0)
       .add("--batch-size", settings.batch_size, "images per rank and step")
-      .add("--lr", settings.lr, "learning rate of one rank, multiplied by the ranks")
+      .add("--lr", settings.lr, "learning rate of one rank; multiplied by the number of ranks")
       .add("--seed", settings.seed, "for the first weights and the order of the images", 0)
       .add("--save", settings.save, "file for the trained model")
-      .add("--evaluate", settings.evaluate, "evaluate this saved model, do not train")
+      .add("--evaluate", settings.evaluate, "saved model to evaluate, without training")
       .add("--log-every", settings.log_every, "steps between two lines of progress");
   return flags.parse(argc, argv);
 }

@@ -95,14 +95,14 @@ Images load_images(const std::string& data) {
 void require_some(const at::Tensor& images, const std::string& origin) {
   if (images.size(0) > 0) return;
   throw horon::Error(horon::ErrorCode::InvalidArgument,
-                     origin + ": a file of images holds none; training and test need some each");
+                     origin + ": a file holds no images; training and test need some each");
 }
 
 void require_28_by_28(const at::Tensor& images, const std::string& origin) {
   if (images.size(1) == kSide && images.size(2) == kSide) return;
   throw horon::Error(horon::ErrorCode::InvalidArgument,
                      origin + ": has images of " + std::to_string(images.size(1)) + " x " +
-                         std::to_string(images.size(2)) + " pixels, and this model is for 28 x 28");
+                         std::to_string(images.size(2)) + " pixels, but this model needs 28 x 28");
 }
 
 at::Tensor batch_of(const at::Tensor& images, c10::ArrayRef<size_t> indices) {

@@ -57,9 +57,9 @@ CLI::Validator at_least(Number least) {
         const bool wraps = std::is_unsigned_v<Number> && text.find('-') != std::string::npos;
         const bool good =
             CLI::detail::lexical_cast(text, number) && errno != ERANGE && !wraps && number >= least;
-        return good
-                   ? std::string()
-                   : "'" + text + "' is no number of " + CLI::detail::to_string(least) + " or more";
+        return good ? std::string()
+                    : "'" + text + "' is not a number of " + CLI::detail::to_string(least) +
+                          " or more";
       },
       "NUMBER");
 }

@@ -36,9 +36,10 @@ void refuse_complex(const AdasumSteps::Groups& groups) {
 AdasumSteps::AdasumSteps(AdasumOptimizerOptions options, const Groups& groups)
     : options_(std::move(options)) {
   if (options_.compression == Compression::Int8) {
-    throw Error(ErrorCode::InvalidArgument,
-                "AdasumOptimizer: compression is Int8; steps are rounded to 16 bits at most: give "
-                "Float16, BFloat16 or None");
+    throw Error(
+        ErrorCode::InvalidArgument,
+        "AdasumOptimizer: compression is Int8, but steps can be rounded to 16 bits at most; "
+        "set it to Float16, BFloat16 or None");
   }
   refuse_complex(groups);
 }

@@ -186,8 +186,8 @@ void BucketTuner::open_files(const TuningSubject& subject, const core::Config& c
 std::optional<size_t> BucketTuner::find_known(const TuningSubject& subject) {
   if (!file_) return std::nullopt;
   const auto refuse = [&](const std::string& why) {
-    core::log(core::LogLevel::Warn, concat(why, ". The search for sizes of buckets of \"", name_,
-                                           "\" begins without it"));
+    core::log(core::LogLevel::Warn,
+              concat(why, "; autotune \"", name_, "\" searches for bucket sizes from scratch"));
     return std::nullopt;
   };
   std::optional<core::WarmStartFile::Entry> entry;
@@ -195,13 +195,13 @@ std::optional<size_t> BucketTuner::find_known(const TuningSubject& subject) {
     entry = file_->find(name_);
   } catch (const Error& error) {
     file_.reset();
-    return refuse(concat(error.what(), "; it is left as it is"));
+    return refuse(concat(error.what(), "; this run doesn't write to it"));
   }
   if (!entry) return std::nullopt;
   std::optional<BucketBytes> bytes = bytes_of(entry->settings, subject.start.piece);
   if (!bytes || entry->facts != facts_) {
-    return refuse(concat("HORON_AUTOTUNE_WARM_START=", file_->path(), ": what it has for \"", name_,
-                         "\" was found for ", entry->facts, ", and this is ", facts_));
+    return refuse(concat("HORON_AUTOTUNE_WARM_START=", file_->path(), ": the entry of \"", name_,
+                         "\" was found for ", entry->facts, ", but this job has ", facts_));
   }
   if (!searches_pieces()) bytes->piece = subject.start.piece;
   const SlotGroups buckets = subject.plan(*bytes);
@@ -255,8 +255,8 @@ void BucketTuner::give_up(const std::string& why) {
   if (concluded_) return;
   concluded_ = true;
   tuner_->give_up();
-  core::log(core::LogLevel::Info,
-            concat("autotune \"", name_, "\": ", why, "; it stays at ", in_words(wanted().bytes)));
+  core::log(core::LogLevel::Info, concat("autotune \"", name_, "\": ", why,
+                                         "; the search ends with ", in_words(wanted().bytes)));
 }
 
 bool BucketTuner::finished() const {
@@ -285,13 +285,13 @@ void BucketTuner::conclude() {
   if (choices_.size() == 1) {
     text = "all sizes give the same buckets, so there is nothing to tune";
   } else if (!result.compared) {
-    text = concat("nothing is expected to be faster than ", in_words(choice.bytes));
+    text = concat("keeps ", in_words(choice.bytes), ": no other sizes are expected to be faster");
   } else if (result.choice == 0) {
-    text = concat("the best that was found takes ", share_of_start(result), "; it goes back to ",
-                  in_words(choice.bytes));
+    text = concat("goes back to ", in_words(choice.bytes), ": the best other sizes take ",
+                  share_of_start(result));
   } else {
     text = concat("keeps ", in_words(choice.bytes), ", which take ", share_of_start(result),
-                  ". Without a search: ", by_hand(choice.bytes, searches_pieces()));
+                  ". To skip the search, set ", by_hand(choice.bytes, searches_pieces()));
   }
   core::log(core::LogLevel::Info, concat("autotune \"", name_, "\": ", text));
   if (choices_.size() == 1) return;

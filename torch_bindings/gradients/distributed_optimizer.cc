@@ -93,19 +93,21 @@ class Measuring {
 
 void require_unsharded(const DistributedOptimizerOptions& options, const char* optimizer) {
   if (!options.shard_optimizer_state) return;
-  throw Error(ErrorCode::InvalidArgument,
-              core::concat("DistributedOptimizer: shard_optimizer_state is not for ", optimizer,
-                           "; give DistributedOptimizer one whose type it knows, by value"));
+  throw Error(
+      ErrorCode::InvalidArgument,
+      core::concat("DistributedOptimizer: shard_optimizer_state doesn't work with ", optimizer,
+                   "; leave it out, or pass an optimizer such as SGD or Adam by value"));
 }
 
 ::torch::optim::Optimizer& not_null(::torch::optim::Optimizer* optimizer) {
   if (optimizer != nullptr) return *optimizer;
-  throw Error(ErrorCode::InvalidArgument, "DistributedOptimizer was given a null pointer");
+  throw Error(ErrorCode::InvalidArgument, "DistributedOptimizer: the optimizer is a null pointer");
 }
 
 void require_no_state(const ::torch::optim::Optimizer& optimizer, const std::type_info& type) {
   if (optimizer.state().empty()) return;
-  refuse_to_save(type, "has state but no save(), so that an archive would be empty; give it one");
+  refuse_to_save(type,
+                 "has state but no save(), so its archive would be empty; write a save() for it");
 }
 
 void require_saveable(const ::torch::optim::LBFGS& optimizer) {
@@ -182,7 +184,7 @@ void OptimizerSteps::before_step(const Groups& groups) {
   if (reducer_.impl_->changed_since_synchronize()) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("gradient of \"", reducer_.unsynchronized_parameter(),
-                             "\": it came after synchronize() and before step(); call ",
+                             "\": it changed after synchronize() and before step(); call ",
                              "synchronize() again"));
   }
   if (!knows(groups)) synchronize(groups, GradientReducer::Passes::All);
@@ -256,22 +258,23 @@ at::Tensor OptimizerSteps::evaluate(const Groups& groups,
         ErrorCode::InvalidArgument,
         core::concat(
             "step(closure) of ", c10::demangle(unwrapped_type(optimizer).name()),
-            " calls the closure itself, so that grad_scale, skip_nonfinite, ",
-            "clip_grad_norm and clip_grad_value can't come in between; call backward() first and ",
-            "step() without a closure, or do it in the closure"));
+            " calls the closure itself, so grad_scale, skip_nonfinite, ",
+            "clip_grad_norm and clip_grad_value can't be applied; call backward() first and ",
+            "step() without a closure, or scale and clip in the closure"));
   }
   if (shards_) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("step(closure) of ", c10::demangle(unwrapped_type(optimizer).name()),
-                             " calls the closure itself, so that the gradients of other ranks' ",
-                             "parameters can't be hidden from it (shard_optimizer_state); call ",
-                             "backward() first and step() without a closure"));
+                             " calls the closure itself, which shard_optimizer_state doesn't ",
+                             "allow (a rank updates only its own parameters); call backward() ",
+                             "first and step() without a closure"));
   }
   if (reducer_.impl_->is_mixed()) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("step(closure) of ", c10::demangle(unwrapped_type(optimizer).name()),
                              " decides by numbers that ranks with and without a GPU round ",
-                             "differently, so they would not call the closure alike"));
+                             "differently, so ranks would call the closure unequally often; give ",
+                             "all ranks a GPU, or none"));
   }
   (void)fused_->knows(optimizer);
   scaling_->decide(optimizer.param_groups());  // nothing; the last step may have been left out

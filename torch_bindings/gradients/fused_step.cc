@@ -89,11 +89,11 @@ FusedRefusal look_at_parameters(const optim::Optimizer& optimizer, const Refuses
   return {};
 }
 
-constexpr std::string_view kOnGpu = "on a GPU there is a fused step of Adam and AdamW only";
-constexpr std::string_view kOtherState = "the optimizer's state of it has another dtype or shape";
+constexpr std::string_view kOnGpu = "on a GPU only Adam and AdamW have a fused step";
+constexpr std::string_view kOtherState = "the optimizer's state for it has another dtype or shape";
 
 FusedRefusal refusal_of(optim::SGD& optimizer) {
-  if (bit_equal_sgd_kernel() == nullptr) return {"no fused step of SGD is bit-equal here"};
+  if (bit_equal_sgd_kernel() == nullptr) return {"on this CPU no fused step of SGD is bit-equal"};
   return look_at_parameters(optimizer, [&](const at::Tensor& parameter, const auto& options) {
     if (!parameter.is_cpu()) return kOnGpu;
     const auto* state = state_of<optim::SGDParamState>(optimizer, parameter);
@@ -355,7 +355,7 @@ bool FusedUpdate::knows(const optim::Optimizer& optimizer) {
     return true;
   } else if (type != typeid(optim::Adam) && type != typeid(optim::AdamW) &&
              type != typeid(optim::Adagrad)) {
-    refusal_.why = "there is a fused step of SGD, Adam, AdamW and Adagrad only";
+    refusal_.why = "only SGD, Adam, AdamW and Adagrad have a fused step";
   } else if (wish_ == FusedStep::WhereBitEqual) {
     refusal_.why = "its result would differ in the last bits (WherePossible allows that)";
   }

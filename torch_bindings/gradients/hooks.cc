@@ -151,8 +151,8 @@ HookedParameter::HookedParameter(const at::Tensor& parameter, const std::string&
   if (is_heard(parameter)) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("parameter \"", name,
-                             "\" belongs to another distributed optimizer or gradient reducer, ",
-                             "which must end first (in Python: del optimizer)"));
+                             "\" belongs to another distributed optimizer or gradient reducer; ",
+                             "destroy that one first (in Python: del optimizer)"));
   }
   link_ = std::make_shared<HookLink>();
   link_->listener = listener;

@@ -44,13 +44,14 @@ void check_group(const std::vector<size_t>& group, std::span<const GradientLayou
     const GradientLayout& first = layouts[group.front()];
     if (layouts[slot].dtype == first.dtype) continue;
     refuse_group(layouts[slot].name,
-                 core::concat("is ", c10::toString(layouts[slot].dtype), " and \"", first.name,
-                              "\" of the same group ", c10::toString(first.dtype),
+                 core::concat("is ", c10::toString(layouts[slot].dtype), ", but \"", first.name,
+                              "\" of the same group is ", c10::toString(first.dtype),
                               "; give each dtype a group of its own"));
   }
   if (group.size() > kGradientsMax) {
-    throw Error(ErrorCode::Limit, core::concat("a group has ", group.size(),
-                                               " parameters; the limit is ", kGradientsMax));
+    throw Error(ErrorCode::Limit,
+                core::concat("groups: the group of \"", layouts[group.front()].name, "\" has ",
+                             group.size(), " parameters; the limit is ", kGradientsMax));
   }
 }
 
@@ -99,14 +100,13 @@ GradientLayout layout_of(const at::Tensor& parameter, const std::string& name, R
   if (parameter.scalar_type() == at::kComplexHalf) {  // LibTorch computes little with it
     throw Error(
         ErrorCode::InvalidArgument,
-        core::concat("parameter \"", name, "\" is of dtype ComplexHalf, whose gradients ",
-                     "can't be reduced; use complex64, with compression if it is to travel ",
-                     "in 16 bits"));
+        core::concat("parameter \"", name, "\" has dtype ComplexHalf, whose gradients ",
+                     "can't be reduced; use complex64, with compression to send it in 16 bits"));
   }
   if (parameter.is_complex() && op != ReduceOp::Average && op != ReduceOp::Sum) {
     throw Error(ErrorCode::InvalidArgument,
-                core::concat("parameter \"", name, "\" is complex, which has no ", to_string(op),
-                             "; use Sum or Average"));
+                core::concat("parameter \"", name, "\" is complex, and complex dtypes have no ",
+                             to_string(op), "; use Sum or Average"));
   }
   GradientLayout layout{name, parameter.scalar_type(), parameter.sizes().vec(),
                         gradient_strides(parameter), parameter.requires_grad()};
@@ -126,7 +126,8 @@ SlotGroups find_groups(const std::vector<std::vector<std::string>>& groups,
     for (const std::string& name : names) {
       const auto found = by_name.find(name);
       if (found == by_name.end()) {
-        refuse_group(name, "is none of those that are reduced (a tied one has its first name)");
+        refuse_group(name,
+                     "is not a parameter of this reducer (a tied one goes by its first name)");
       }
       if (taken[found->second]) refuse_group(name, "is named twice");
       taken[found->second] = true;

@@ -42,14 +42,14 @@ template <class... Values>
 
 void check(const PowerSgdOptions& options) {
   if (options.matrix_rank < 1) {
-    refuse(options.name, "matrix_rank is ", options.matrix_rank, ", not above 0");
+    refuse(options.name, "matrix_rank is ", options.matrix_rank, "; give 1 or more");
   }
   if (options.start_step < 0) {
-    refuse(options.name, "start_step is ", options.start_step, ", below 0");
+    refuse(options.name, "start_step is ", options.start_step, "; give 0 or more");
   }
   if (!(options.min_compression_rate >= 1)) {
     refuse(options.name, "min_compression_rate is ", options.min_compression_rate,
-           ", not a number of 1 or more");
+           "; give 1 or more");
   }
 }
 
@@ -143,8 +143,8 @@ void PowerSgd::take_memory() {
     rows += part.left_out.size(0);
     columns += part.left_out.size(1);
     if (of_all && of_all->device() != part.left_out.device()) {
-      refuse(options_.name, "\"", part.name, "\" is on ", part.left_out.device(), " and others on ",
-             of_all->device(), "; give each device a PowerSgd of its own");
+      refuse(options_.name, "\"", part.name, "\" is on ", part.left_out.device(),
+             ", but others are on ", of_all->device(), "; make one PowerSgd for each device");
     }
     if (!of_all || part.left_out.scalar_type() == at::kDouble) of_all = part.left_out.options();
   }
@@ -197,12 +197,12 @@ void PowerSgd::check_gradients() const {
     const int64_t elements = part.is_compressed() ? part.left_out.numel() : part.parameter.numel();
     if (elements != part.parameter.numel()) {
       refuse(options_.name, "\"", part.name, "\" has ", part.parameter.numel(),
-             " elements, and had ", elements, " when this was made");
+             " elements, but had ", elements, " when this PowerSgd was made");
     }
     if (!gradient.defined()) continue;
     if (gradient.sizes() != part.parameter.sizes()) {
       refuse(options_.name, "the gradient of \"", part.name, "\" has shape ",
-             core::shape_text(gradient.sizes()), ", the parameter ",
+             core::shape_text(gradient.sizes()), ", but the parameter has ",
              core::shape_text(part.parameter.sizes()));
     }
     if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();
@@ -358,8 +358,8 @@ PowerSgd::Saved PowerSgd::read(::torch::serialize::InputArchive& archive) const 
     }
     if (saved.tensors.empty() && from.numel() == 0 && rows_.defined()) return saved;
     if (from.sizes() != each.tensor.sizes() || from.scalar_type() != each.tensor.scalar_type()) {
-      refuse(options_.name, "the archive is of other parameters or of another matrix_rank: the ",
-             each.what, " is ", torch_detail::type_and_shape(from, each.what), " there and ",
+      refuse(options_.name, "the archive has other parameters or another matrix_rank: ", each.what,
+             " is ", torch_detail::type_and_shape(from, each.what), " there and ",
              torch_detail::type_and_shape(each.tensor, each.what), " here");
     }
     saved.tensors.push_back(from);
@@ -369,7 +369,7 @@ PowerSgd::Saved PowerSgd::read(::torch::serialize::InputArchive& archive) const 
 
 void PowerSgd::go_on_from(std::vector<Saved> ranks) {
   std::erase_if(ranks, [](const Saved& saved) { return saved.tensors.empty(); });
-  if (ranks.empty()) refuse(options_.name, "the archive is of no rank of the process set");
+  if (ranks.empty()) refuse(options_.name, "no rank of the process set is in the archive");
   const auto fewer = [](const Saved& a, const Saved& b) { return a.steps < b.steps; };
   // Ranks that had joined are behind: the one with the most steps decides.
   const Saved& ahead = *std::max_element(ranks.begin(), ranks.end(), fewer);

@@ -19,9 +19,9 @@ void GradientReducer::Impl::require_session() const {
   if (running == 0 || running == session_) return;
   throw Error(
       ErrorCode::InvalidArgument,
-      core::concat(
-          "\"", name_, "\": this reducer, or DistributedOptimizer, belongs to a ",
-          "session that has ended; make a new one after init() (in Python: del this one first)"));
+      core::concat("\"", name_,
+                   "\": this reducer (or DistributedOptimizer) was made before the last ",
+                   "shutdown(); make a new one after init() (in Python: del this one first)"));
 }
 
 // No round is open, and no hook of another thread runs: a join() has no backward() beside it. What

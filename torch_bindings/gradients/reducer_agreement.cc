@@ -163,14 +163,14 @@ bool GradientReducer::Impl::use_agreement() {
 // `error` shows the plans of two ranks, which are too long to be read. All ranks have got it, so
 // they can look together for what differs.
 Error GradientReducer::Impl::plans_differ(const Error& error) const {
-  std::vector<Fact> facts{{"the list of options", settings_.text()}};
+  std::vector<Fact> facts{{"the option list", settings_.text()}};
   for (size_t i = 0; i < layouts_.size(); ++i) {
     const GradientLayout& layout = layouts_[i];
     facts.push_back({core::concat("parameter \"", layout.name, "\""),
                      core::concat(layout.dtype, " ", core::shape_text(layout.sizes), " strides ",
                                   core::shape_text(layout.strides),
                                   ", requires_grad = ", layout.trained ? "true" : "false",
-                                  layout.sparse ? ", sparse gradients" : "", ", at place ", i,
+                                  layout.sparse ? ", sparse gradients" : "", ", at position ", i,
                                   ", in bucket ", slots_[i].bucket_number)});
   }
   Failures look;
@@ -179,9 +179,8 @@ Error GradientReducer::Impl::plans_differ(const Error& error) const {
   return Error(
       ErrorCode::Mismatch,
       core::concat(look.first()->what(), ". Give all ranks the same options, and the same ",
-                   "parameters in the same order, of one dtype, shape and strides, frozen ",
-                   "(requires_grad) on all ranks or on none, before the reducer is made and after ",
-                   "they change"));
+                   "parameters in the same order, with the same dtypes, shapes and strides; ",
+                   "freeze or unfreeze (requires_grad) a parameter on all ranks alike"));
 }
 
 void GradientReducer::Impl::break_down(const Error& error) {
@@ -214,18 +213,18 @@ void GradientReducer::Impl::refuse_round_number() {
       ErrorCode::Mismatch,
       core::concat(
           "\"", name_, "\": the ranks reduce gradients of different backward passes: ", text,
-          ". In every step all ranks run backward() equally often (or, where ",
-          "that is once, not at all); use no_sync() for passes that are to add up on a rank, or ",
-          "{.wait_in = WaitIn::Step} to reduce once in a step. If a rank has left a step between ",
-          "backward() and step(), as by an exception, call broadcast_parameters() and ",
-          "broadcast_optimizer_state(). No rank uses these gradients; all begin a step now"));
+          ". Run backward() equally often on all ranks in every step (a rank may leave it ",
+          "out where the others run it once); use no_sync() for passes that only add up locally, ",
+          "or {.wait_in = WaitIn::Step} to reduce once in a step. If an exception on a rank came ",
+          "between backward() and step(), call broadcast_parameters() and ",
+          "broadcast_optimizer_state(). No rank uses these gradients; all begin a new step now"));
 }
 
 void GradientReducer::Impl::refuse_failed_ranks() {
   const std::string ranks = agreement_->ranks_that(round_->failed);
   throw Error(ErrorCode::InvalidArgument,
-              core::concat("\"", name_, "\": gradients of ", ranks,
-                           " could not be reduced; see the error there. No rank takes the step"));
+              core::concat("\"", name_, "\": the reduction of gradients failed on ", ranks,
+                           "; see the error there. No rank takes the step"));
 }
 
 void GradientReducer::Impl::compare_replicas() {
@@ -242,8 +241,8 @@ void GradientReducer::Impl::use_weights() {
   if (totals_.weighted != totals_.participants) {
     const std::string ranks = agreement_->ranks_that(!weight_);
     throw Error(ErrorCode::Mismatch,
-                core::concat("\"", name_, "\": ", ranks, " gave no weight (set_weight()), and ",
-                             "others did; in a step all ranks give one, or none"));
+                core::concat("\"", name_, "\": ", ranks, " did not call set_weight() in this ",
+                             "step, but others did; call it on all ranks or on none"));
   }
   if (totals_.weight == 0) return;  // no rank had anything
   // The reduction has divided by the number of ranks.
@@ -255,31 +254,32 @@ void GradientReducer::Impl::refuse_early_step(bool early) {
   const std::string ranks = agreement_->ranks_that(early);
   throw Error(
       ErrorCode::InvalidArgument,
-      core::concat("\"", name_, "\": step() came on ", ranks,
-                   " before any parameter had gradients of ",
-                   "backward_passes_per_step = ", settings_.passes, " backward passes. ",
-                   "The parameters have not moved: call zero_grad() and run all of them; or call ",
-                   "synchronize() before step() to take a step with what there is, as where each ",
-                   "pass trains other parameters"));
+      core::concat(
+          "\"", name_, "\": ", ranks, " called step() before any parameter had gradients from ",
+          "backward_passes_per_step = ", settings_.passes, " backward passes. ",
+          "The parameters are unchanged: call zero_grad() and run all passes; or call ",
+          "synchronize() before step() to take a step with the gradients so far (as where ",
+          "each pass trains other parameters)"));
 }
 
 // Parameters and state may differ by rounding now, too little for the comparison of replicas.
 void GradientReducer::Impl::refuse_unlike_steps() {
   const std::string ranks = agreement_->ranks_that(step_rounded_otherwise_);
-  throw Error(ErrorCode::Mismatch,
-              core::concat("\"", name_, "\": the last step was made in one pass on ", ranks,
-                           " and not on the others (FusedStep::WherePossible; ",
-                           "fused_step_refusal() there says why). Call set_fused_step() alike on ",
-                           "all ranks, then broadcast_parameters() and ",
-                           "broadcast_optimizer_state(): the last bits may differ"));
+  throw Error(
+      ErrorCode::Mismatch,
+      core::concat("\"", name_, "\": ", ranks, " took the last step fused and the other ranks did ",
+                   "not (FusedStep::WherePossible; fused_step_refusal() there says why), ",
+                   "so the last bits of the parameters may differ. Call set_fused_step() ",
+                   "alike on all ranks, then broadcast_parameters() and ",
+                   "broadcast_optimizer_state()"));
 }
 
 void GradientReducer::Impl::check_undisputed(size_t slot) const {
   if (!late_.disputed(slot)) return;
   throw Error(ErrorCode::InvalidArgument,
-              core::concat("gradient of \"", slots_[slot].name(), "\": one rank has dropped it ",
-                           "(zero_grad()) while it was being reduced, and another has not, or had ",
-                           "not begun; call synchronize() before zero_grad()"));
+              core::concat("gradient of \"", slots_[slot].name(), "\": one rank dropped it ",
+                           "(zero_grad()) while it was being reduced, and another did not, or had ",
+                           "not begun; call synchronize() before zero_grad() on all ranks"));
 }
 
 }  // namespace horon

@@ -27,10 +27,10 @@ void require_device(c10::Device device, const std::string& of_first,
   for (const GradientLayout& layout : layouts) {
     if (layout.device == device) continue;
     throw Error(ErrorCode::InvalidArgument,
-                core::concat("parameter \"", layout.name, "\" is on ", layout.device, " and \"",
-                             of_first, "\" on ", device,
-                             "; the parameters of one reducer are on one device: move the model ",
-                             "to horon::device() before it is wrapped"));
+                core::concat("parameter \"", layout.name, "\" is on ", layout.device, ", but \"",
+                             of_first, "\" is on ", device,
+                             "; a reducer needs all parameters on one device: move the model ",
+                             "to horon::device() before wrapping it"));
   }
 }
 
@@ -72,7 +72,7 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
     if (!why.empty()) {
       throw Error(ErrorCode::InvalidArgument,
                   core::concat("parameter \"", added.front().name, "\" is on ",
-                               added.front().device, ", which these ranks can't use: ", why));
+                               added.front().device, "; the process set can't use GPUs: ", why));
     }
   }
   // These throw before anything has changed.
@@ -165,8 +165,8 @@ void GradientReducer::Impl::make_buckets(size_t first_slot) {
 void GradientReducer::Impl::require_whole_gradients(const char* call) const {
   if (settings_.owners == nullptr) return;
   throw Error(ErrorCode::InvalidArgument,
-              core::concat(call, " of \"", name_, "\" needs all reduced gradients, of which with ",
-                           "shard_gradients a rank has its own alone; leave that out"));
+              core::concat(call, " of \"", name_, "\" needs all reduced gradients, but with ",
+                           "shard_gradients a rank has only its own; leave out shard_gradients"));
 }
 
 bool GradientReducer::Impl::has_name(const std::string& name) const {
@@ -179,10 +179,9 @@ void GradientReducer::Impl::set_passes(int passes) {
   finish_given_up_round();
   begin_anew_after_join();
   if (open_ || number_.round > 1) {
-    throw Error(
-        ErrorCode::InvalidArgument,
-        core::concat("set_backward_passes_per_step() of \"", name_, "\" came in the middle ",
-                     "of a step; call it after step() and before backward()"));
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat("set_backward_passes_per_step() of \"", name_, "\" was called in the ",
+                             "middle of a step; call it after step() and before backward()"));
   }
   refuse_new_buckets_in_capture(layouts_);
   GradientReducerOptions wanted = options_;
@@ -201,9 +200,9 @@ void GradientReducer::Impl::refuse_new_buckets_in_capture(
     const std::vector<GradientLayout>& layouts) const {
   if (layouts.empty() || !current_stream_is_captured(layouts.front().device)) return;
   throw Error(ErrorCode::InvalidArgument,
-              core::concat("\"", name_, "\" would make new gradient buckets, which can't be ",
-                           "captured in a CUDA graph; make a few steps of the same kind before ",
-                           "the capture, to warm up"));
+              core::concat("\"", name_, "\" needs new gradient buckets, which can't be made ",
+                           "during the capture of a CUDA graph; run a few steps of the same kind ",
+                           "before the capture, to warm up"));
 }
 
 void GradientReducer::Impl::rebuild(std::vector<GradientLayout> layouts) {

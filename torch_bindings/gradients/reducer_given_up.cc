@@ -99,12 +99,12 @@ void GradientReducer::Impl::leave_round_unattended() noexcept {
 // rank's gradients: a backward pass of a GPU may end on a thread of the engine.
 void GradientReducer::Impl::refuse_rest(Failures& failures) {
   const std::string what = round_->given_up
-                               ? core::concat(round_->ended, " on rank ", rank(), " has ended")
-                               : core::concat("the reduction on rank ", rank(), " was stopped");
+                               ? core::concat(round_->ended, " on rank ", rank(), " ended")
+                               : core::concat("the reduction on rank ", rank(), " stopped");
   const Error error(
       ErrorCode::OperationFailed,
-      core::concat("\"", name_, "\": ", what, " by an exception; see the error there. ",
-                   "No rank takes gradients of this pass"));
+      core::concat("\"", name_, "\": ", what, " with an exception; see the error there. ",
+                   "No rank uses the gradients of this pass"));
   round_->agreed = true;
   for (GradientBucket& bucket : buckets_) {
     if (bucket.handle == nullptr && !bucket.refusal && !bucket.is_sparse()) bucket.refuse(error);

@@ -147,10 +147,10 @@ void GradientReducer::Impl::join_round(size_t slot, int64_t task,
   if (task_that_fits_ == task) {
     if (!before_bucket) steady_task_ = task;
   } else if (!fits(slot)) {
-    throw Error(
-        ErrorCode::InvalidArgument,
-        core::concat("parameter \"", slots_[slot].name(), "\" has changed its dtype, shape, ",
-                     "layout or device between a backward() and synchronize()"));
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat(
+                    "parameter \"", slots_[slot].name(), "\" changed its dtype, shape, layout or ",
+                    "device between backward() and synchronize(); call synchronize() before that"));
   }
 }
 
@@ -320,7 +320,7 @@ bool GradientReducer::Impl::passes_checks(GradientBucket& bucket, const std::vec
   } catch (...) {
     bucket.refuse(Error(ErrorCode::InvalidArgument,
                         core::concat("before_bucket() of \"", bucket.name(), "\" on rank ", rank(),
-                                     " has thrown: ", core::current_error().what())));
+                                     " threw: ", core::current_error().what())));
     return false;
   }
 }
@@ -332,20 +332,22 @@ Hooks GradientReducer::Impl::hooks_needed() const {
 void GradientReducer::Impl::set_weight(double weight) {
   if (!std::isfinite(weight) || weight < 0) {
     throw Error(ErrorCode::InvalidArgument,
-                core::concat("weight ", weight, " is not a number of 0 or more"));
+                core::concat("set_weight() of \"", name_, "\": ", weight,
+                             " is not a finite number of 0 or more"));
   }
   if (settings_.op != ReduceOp::Average) {
     throw Error(ErrorCode::InvalidArgument,
-                core::concat("set_weight() is for Average, not for ", to_string(settings_.op)));
+                core::concat("set_weight() of \"", name_, "\" needs op Average, but op is ",
+                             to_string(settings_.op)));
   }
   require_session();
   finish_given_up_round();
   begin_anew_after_join();
   if (open_) {
     throw Error(ErrorCode::InvalidArgument,
-                core::concat("set_weight() of \"", name_, "\" came after a gradient (of \"",
+                core::concat("set_weight() of \"", name_, "\" was called after the gradient of \"",
                              unsynchronized_parameter(),
-                             "\"); call it before the first backward() of the step"));
+                             "\" had come; call it before the first backward() of the step"));
   }
   use_buckets();
   weight_ = weight;

@@ -50,9 +50,9 @@ void GradientReducer::Impl::learn_order() {
   const double then = mean_start(plan_buckets(layouts_, bytes, groups(), order), layouts_, arrived);
   if (now - then < kSoonerMin) return;
   core::log(core::LogLevel::Info,
-            core::concat("\"", name_, "\": gradients come in another order than the reverse of ",
-                         "the parameters; buckets in that order start after ",
-                         static_cast<int>(100 * then), " % of a backward pass in the mean, not ",
+            core::concat("\"", name_, "\": buckets now follow the order in which gradients come, ",
+                         "not the reverse of the parameters; on average their reduction can start ",
+                         "after ", static_cast<int>(100 * then), " % of a backward pass, not ",
                          static_cast<int>(100 * now), " %"));
   wished_order_ = std::move(order);
 }

@@ -192,8 +192,8 @@ namespace {
 Error with_cure(const Error& error, bool is_captured) {
   if (error.code() != ErrorCode::RankLeft || is_captured) return error;
   return Error(error.code(),
-               core::concat(error.what(), " If that rank has run fewer steps, let all ranks run ",
-                            "equally many, or call join() on each behind its last one"));
+               core::concat(error.what(), " If that rank has run fewer steps, run equally many on ",
+                            "all ranks, or call join() on each rank after its last step"));
 }
 
 }  // namespace
@@ -309,7 +309,7 @@ void GradientReducer::Impl::call_after_bucket(const GradientBucket& bucket, Fail
     } catch (...) {
       throw Error(ErrorCode::InvalidArgument,
                   core::concat("after_bucket() of \"", bucket.name(), "\" on rank ", rank(),
-                               " has thrown: ", core::current_error().what()));
+                               " threw: ", core::current_error().what()));
     }
   });
 }

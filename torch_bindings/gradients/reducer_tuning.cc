@@ -64,8 +64,8 @@ void GradientReducer::Impl::tune() {
     };
     tuner_.emplace(subject, ops::runtime().config());
   }
-  if (has_functions()) tuner_->give_up("functions before or after buckets may depend on these");
-  if (!memory_of_graphs_.empty()) tuner_->give_up("CUDA graphs write to the buckets as they are");
+  if (has_functions()) tuner_->give_up("before_bucket() or after_bucket() may need these buckets");
+  if (!memory_of_graphs_.empty()) tuner_->give_up("captured CUDA graphs write to these buckets");
   tuner_->end_step();
   wished_bytes_ = tuner_->wish();
   if (!tuner_->finished()) return;
@@ -77,8 +77,8 @@ void GradientReducer::Impl::wait_until_functions_are_gone() {
   if (std::exchange(waits_for_functions_, true)) return;
   core::log(
       core::LogLevel::Info,
-      core::concat("autotune \"", name_, "\": functions before or after buckets may depend on ",
-                   "these; it begins when there are none"));
+      core::concat("autotune \"", name_, "\": before_bucket() or after_bucket() may need these ",
+                   "buckets; the search begins when both are unset"));
 }
 
 // In the agreement of a round, on all ranks that take part. A rank that has joined would come back

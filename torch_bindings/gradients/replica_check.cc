@@ -178,11 +178,11 @@ std::optional<Error> ReplicaCheck::find_unlike(const std::string& reducer_name,
           "\"", reducer_name, "\": parameter \"", unlike.slot->name(), "\" differs on ",
           core::name_ranks(others), " from rank ", settings.ranks[first], " (element ",
           unlike.index / reals_of_each(parameter), ": ", text_of(other), " and ",
-          text_of(values[first]), "). Parameters or gradients were changed on some ranks ",
-          "only, or in different ways (another learning rate or loss scale, say), or the "
-          "ranks did not begin alike. Call ",
-          "broadcast_parameters() before training and after loading, and broadcast all that steps ",
-          "change after join(); change gradients only when they are reduced. ",
+          text_of(values[first]), "). Some ranks changed parameters or gradients that others ",
+          "did not, or changed them differently (another learning rate or loss scale, say), or ",
+          "the ranks began with different values. Call broadcast_parameters() before training and ",
+          "after loading, and after join() broadcast everything that steps change; change ",
+          "gradients only after they are reduced. ",
           "HORON_CHECK_REPLICAS=0 turns this check off"));
 }
 

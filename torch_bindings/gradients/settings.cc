@@ -19,31 +19,31 @@ template <class... Values>
 }
 
 int64_t pieces_of(const std::optional<int64_t>& wish, int64_t knob) {
-  if (wish && *wish < 0) refuse_settings("piece_bytes is ", *wish, ", below 0");
+  if (wish && *wish < 0) refuse_settings("piece_bytes is ", *wish, "; give 0 or more");
   return wish.value_or(knob);
 }
 
 int64_t bytes_or(const std::optional<int64_t>& wish, int64_t knob, std::string_view what) {
-  if (wish && *wish <= 0) refuse_settings(what, " is ", *wish, ", not above 0");
+  if (wish && *wish <= 0) refuse_settings(what, " is ", *wish, "; give a number above 0");
   return wish.value_or(knob);
 }
 
 void check_shards(const GradientReducerOptions& options) {
   if (!options.shard_gradients) return;
   if (!options.shard_optimizer_state) {
-    refuse_settings("shard_gradients is given without shard_optimizer_state: the rank that keeps ",
-                    "the state of a parameter gets its gradient; set both");
+    refuse_settings("shard_gradients is set without shard_optimizer_state, but a gradient goes to ",
+                    "the rank that keeps the parameter's state; set both");
   }
   if (options.op != ReduceOp::Average && options.op != ReduceOp::Sum) {
-    refuse_settings("shard_gradients is for Average and Sum, not for ", to_string(options.op));
+    refuse_settings("shard_gradients needs op Average or Sum, but op is ", to_string(options.op));
   }
   if (options.compression == Compression::Int8) {
-    refuse_settings("shard_gradients and compression to int8 are both given, and blocks of int8 ",
-                    "are for allreduces; choose float16 or bfloat16");
+    refuse_settings("shard_gradients doesn't work with compression to int8, which only allreduces ",
+                    "support; set compression to Float16 or BFloat16");
   }
   if (!options.sparse_as_dense) {
-    refuse_settings("shard_gradients and sparse_as_dense = false are both given: sparse gradients ",
-                    "are reduced on all ranks; choose one");
+    refuse_settings("shard_gradients doesn't work with sparse_as_dense = false, which reduces ",
+                    "sparse gradients on all ranks; choose one");
   }
 }
 
@@ -51,46 +51,49 @@ void check(const GradientReducerOptions& options) {
   const bool linear = options.op == ReduceOp::Sum || options.op == ReduceOp::Average;
   if (is_bitwise(options.op)) {
     refuse_settings("op is ", to_string(options.op),
-                    ", which gradients, being floats, do not have");
+                    ", which floating-point gradients don't have; use Average or Sum");
   }
   if (options.op == ReduceOp::Adasum) {
-    refuse_settings("op is Adasum, which is for the steps of optimizers, not for gradients; use ",
+    refuse_settings("op is Adasum, which combines optimizer steps, not gradients; use ",
                     "horon::AdasumOptimizer");
   }
   if (options.backward_passes_per_step < 1) {
     refuse_settings("backward_passes_per_step is ", options.backward_passes_per_step,
-                    ", not above 0");
+                    "; give 1 or more");
   }
   const double factor = options.gradient_predivide_factor;
   if (!std::isfinite(factor) || factor <= 0) {
-    refuse_settings("gradient_predivide_factor is ", factor, ", not a number above 0");
+    refuse_settings("gradient_predivide_factor is ", factor, "; give a finite number above 0");
   }
   if (factor != 1 && options.op != ReduceOp::Average) {
-    refuse_settings("gradient_predivide_factor is for Average, not for ", to_string(options.op));
+    refuse_settings("gradient_predivide_factor needs op Average, but op is ",
+                    to_string(options.op));
   }
   if (options.average_aggregated_gradients && !linear) {
-    refuse_settings("average_aggregated_gradients is for Average and Sum, not for ",
+    refuse_settings("average_aggregated_gradients needs op Average or Sum, but op is ",
                     to_string(options.op));
   }
   if (!options.sparse_as_dense && !linear) {
-    refuse_settings("sparse_as_dense = false is for Average and Sum, not for ",
+    refuse_settings("sparse_as_dense = false needs op Average or Sum, but op is ",
                     to_string(options.op));
   }
-  if (options.num_groups < 0) refuse_settings("num_groups is ", options.num_groups, ", below 0");
+  if (options.num_groups < 0)
+    refuse_settings("num_groups is ", options.num_groups, "; give 0 or more");
   if (options.num_groups > 0 && !options.groups.empty()) {
     refuse_settings("groups and num_groups are both given; choose one");
   }
   check_grad_scale(options.grad_scale);
   const double clip = options.clip_grad_norm.value_or(1);
-  if (!(clip > 0)) refuse_settings("clip_grad_norm is ", clip, ", not a number above 0");
+  if (!(clip > 0)) refuse_settings("clip_grad_norm is ", clip, "; give a number above 0");
   const double value = options.clip_grad_value.value_or(1);
-  if (!(value > 0)) refuse_settings("clip_grad_value is ", value, ", not a number above 0");
+  if (!(value > 0)) refuse_settings("clip_grad_value is ", value, "; give a number above 0");
   if (options.clip_grad_value && options.clip_grad_norm && !std::isinf(clip)) {
     refuse_settings("clip_grad_norm and clip_grad_value are both given; choose one");
   }
   if (options.skip_nonfinite && options.check_finite.value_or(false)) {
     refuse_settings(
-        "check_finite and skip_nonfinite are both given: NaN is an error, or leaves a step out");
+        "check_finite (NaN is an error) and skip_nonfinite (NaN skips the step) are both given; "
+        "choose one");
   }
   check_shards(options);
 }
@@ -109,13 +112,13 @@ std::string GradientSettings::text() const {
   // Never and WhereBitEqual give the same parameters.
   if (fused_step == FusedStep::WherePossible) text += ", steps fused where possible";
   if (grad_scale != 1) text += core::concat(", loss scale ", grad_scale);
-  if (skip_nonfinite) text += ", steps with NaN left out";
+  if (skip_nonfinite) text += ", steps with NaN skipped";
   if (clip_grad_norm) text += core::concat(", clipped to norm ", *clip_grad_norm);
   if (clip_grad_value) text += core::concat(", clipped to values of ", *clip_grad_value);
-  if (shard_optimizer_state) text += ", optimizer state shared out";
-  if (shard_gradients) text += ", gradients shared out";
+  if (shard_optimizer_state) text += ", optimizer state sharded";
+  if (shard_gradients) text += ", gradients sharded";
   if (mixed) {
-    text += ", on ranks with a GPU and without";
+    text += ", on ranks with and without a GPU";
   } else if (!device.is_cpu()) {
     text += core::concat(", on ", c10::DeviceTypeName(device.type(), true));
   }

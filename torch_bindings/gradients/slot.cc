@@ -49,7 +49,7 @@ void GradientSlot::refuse(const std::string& why) const {
 }
 
 void GradientSlot::refuse_second_thread() const {
-  refuse("two threads run backward() on it at a time");
+  refuse("two threads run backward() on it at the same time; run one backward() after the other");
 }
 
 bool GradientSlot::was_kept(const at::Tensor& tensor) const {
@@ -84,7 +84,8 @@ void GradientSlot::move_to(const GradientBucket& bucket, size_t part) {
 
 void GradientSlot::check_shape(const at::Tensor& gradient) const {
   if (gradient.sizes() == view_.sizes()) return;
-  refuse(core::concat("it has shape ", gradient.sizes(), ", the parameter ", view_.sizes()));
+  refuse(
+      core::concat("it has shape ", gradient.sizes(), ", but the parameter has ", view_.sizes()));
 }
 
 // .grad no longer stands for what was submitted.
@@ -141,7 +142,7 @@ GradientSlot::Arrival GradientSlot::after_accumulate(bool narrow) {
     if (holds(current)) {
       refuse(
           "its hooks were removed while it was being reduced, or two threads run backward() on it "
-          "at a time");
+          "at the same time");
     }
     take_late(current, /*exclusive=*/aside.defined());
     fired_ = true;
@@ -179,13 +180,14 @@ void GradientSlot::take_late(at::Tensor& gradient, bool exclusive) {
   if (is_represented() && (has_graph || !linear)) {
     gradient = view_;  // the first one stays
     if (!linear) {
-      refuse(core::concat("a second one came while the first was being reduced; ",
+      refuse(core::concat("a second backward() changed it while it was being reduced, and ",
                           to_string(settings_.op),
-                          " can't add them. Call synchronize() or zero_grad() before backward()"));
+                          " can't add gradients; call synchronize() or zero_grad() before ",
+                          "backward()"));
     }
     refuse(
-        "it has a graph (create_graph), and an earlier one of this step is being reduced; call "
-        "zero_grad() or synchronize() before backward()");
+        "it has a graph (create_graph), but an earlier gradient of this step is still being "
+        "reduced; call zero_grad() or synchronize() before backward()");
   }
   at::Tensor& late = extras().late;
   if (late.defined()) {

@@ -22,7 +22,8 @@ void GradientSlot::use_older_value() {
     view_.mul_(settings_.older_share);
   } else if (settings_.op == ReduceOp::Product && view_.count_nonzero().item<int64_t>() != 0) {
     forget_older();
-    refuse("Product can't go on from the value of an earlier step; call zero_grad() first");
+    refuse(
+        "Product can't add to the gradient of an earlier step; call zero_grad() before backward()");
   }
 }
 

@@ -17,10 +17,10 @@ void tell_that_graphs_end(const std::string& name) {
   core::log(
       core::LogLevel::Warn,
       core::concat(
-          "gradient of \"", name, "\": backward() has made it with a graph (create_graph), and ",
-          "the reduced one that .grad holds now has none. A loss made of .grad would count it ",
-          "as a constant: take torch::autograd::grad() for it, or no_sync() around the ",
-          "backward() with create_graph, or {.wait_in = WaitIn::Step}"));
+          "gradient of \"", name, "\": backward(create_graph) made it with a graph, but the ",
+          "reduced gradient in .grad has none, so a loss computed from .grad treats it as a ",
+          "constant. For such a loss call torch::autograd::grad(), or put no_sync() around the ",
+          "backward() with create_graph, or set {.wait_in = WaitIn::Step}"));
 }
 
 }  // namespace

@@ -107,9 +107,10 @@ void StateShards::require_apart() const {
     const auto [begin, end] = memory_of(item.parameter);
     const auto other = by_end.upper_bound(begin);
     if (other != by_end.end() && memory_of(other->second->parameter).first < end) {
-      throw Error(ErrorCode::InvalidArgument,
-                  concat("shard_optimizer_state: parameters \"", other->second->name, "\" and \"",
-                         item.name, "\" share memory; make them one tensor"));
+      throw Error(
+          ErrorCode::InvalidArgument,
+          concat("shard_optimizer_state: parameters \"", other->second->name, "\" and \"",
+                 item.name, "\" share memory; make them one tensor, or give each its own memory"));
     }
     by_end.emplace(end, &item);
   }
@@ -127,7 +128,7 @@ void StateShards::require_once(const Groups& groups) const {
       throw Error(ErrorCode::InvalidArgument,
                   concat("shard_optimizer_state: parameter \"",
                          item == items_.end() ? std::string("?") : item->name,
-                         "\" stands in the optimizer twice"));
+                         "\" is in the optimizer's groups twice; leave it in one"));
     }
   }
 }
@@ -145,8 +146,8 @@ std::vector<std::vector<int64_t>> StateShards::of_all_ranks(const std::string& n
                                     {.name = name, .process_set = set_});
   if (rows.size(0) < std::ssize(ranks())) {
     throw Error(ErrorCode::RankLeft,
-                concat(name, ": a rank has joined, and with it the optimizer's state of its ",
-                       "parameters (shard_optimizer_state); let all ranks make as many steps"));
+                concat(name, ": a rank called join() and no longer updates its parameters ",
+                       "(shard_optimizer_state); run equally many steps on all ranks"));
   }
   std::vector<std::vector<int64_t>> all;
   for (int64_t row = 0; row < rows.size(0); ++row) {
@@ -191,7 +192,7 @@ std::vector<bool> StateShards::agree() const {
 void StateShards::require_alike(const std::vector<bool>& moves) const {
   std::vector<Fact> facts{{"the optimizer's state", has_ == Has::Loaded
                                                         ? "loaded since the last step"
-                                                        : "as the last step has left it"}};
+                                                        : "as the last step left it"}};
   for (size_t i = 0; i < items_.size(); ++i) {
     const int owner = ranks()[items_[i].owner];
     const char* const gradient = !whole_gradients_ ? ""

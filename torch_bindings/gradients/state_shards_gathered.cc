@@ -64,11 +64,11 @@ void StateShards::keep_own(Optimizer& optimizer) {
 void StateShards::consolidate(Optimizer& optimizer, int to) {
   const std::string call = concat(name_, ".consolidate_state");
   const bool is_member = member_of(to) < ranks().size();
-  require_agreement(
-      call, {{"the rank", std::to_string(to)}},
-      is_member ? std::string()
-                : concat("rank ", to, " is not one of the ranks ", core::list_ranks(ranks())),
-      set_);
+  require_agreement(call, {{"the rank", std::to_string(to)}},
+                    is_member ? std::string()
+                              : concat("rank ", to, " is not in the process set, whose ranks are ",
+                                       core::list_ranks(ranks())),
+                    set_);
   const auto has = of_all_ranks(call + ".has", {static_cast<int64_t>(has_)});
   if (has[member_of(to)].front() != static_cast<int64_t>(Has::Part)) return;
   const auto loaded = std::find_if(has.begin(), has.end(), [](const auto& row) {
@@ -76,10 +76,10 @@ void StateShards::consolidate(Optimizer& optimizer, int to) {
   });
   if (loaded != has.end()) {
     const int rank = ranks()[static_cast<size_t>(loaded - has.begin())];
-    throw Error(ErrorCode::InvalidArgument,
-                concat(call, "(", to, "): rank ", rank, " has loaded state since the last step, ",
-                       "which others have not; call broadcast_optimizer_state(optimizer, ", rank,
-                       ") first"));
+    throw Error(
+        ErrorCode::InvalidArgument,
+        concat(call, "(", to, "): rank ", rank, " has loaded state since the last step, ",
+               "but others have not; call broadcast_optimizer_state(optimizer, ", rank, ") first"));
   }
   try {
     gather_state(optimizer, to, call);
@@ -142,9 +142,9 @@ void StateShards::load_theirs(Optimizer& optimizer, const std::string& bytes, in
 void StateShards::require_whole() const {
   if (saves_own_ || has_ != Has::Part) return;
   throw Error(ErrorCode::InvalidArgument,
-              concat("save() of the optimizer of \"", name_, "\": its state is shared out over ",
+              concat("save() of the optimizer of \"", name_, "\": its state is sharded over ",
                      ranks().size(), " ranks; call consolidate_state(", me(),
-                     ") on all of them first, which gives rank ", me(), " all of it"));
+                     ") on all of them first, which gathers it on rank ", me()));
 }
 
 }  // namespace horon::torch_detail

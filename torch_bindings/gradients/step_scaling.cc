@@ -40,7 +40,7 @@ at::Tensor no_squares(const StepScaling::Groups& groups) {
 void check_grad_scale(double scale) {
   if (std::isfinite(scale) && scale > 0) return;
   throw Error(ErrorCode::InvalidArgument,
-              core::concat("grad_scale is ", scale, ", not a number above 0"));
+              core::concat("grad_scale is ", scale, "; give a finite number above 0"));
 }
 
 StepScaling::StepScaling(const GradientReducerOptions& options)
@@ -143,10 +143,10 @@ void StepScaling::refuse_complex(const Groups& groups) const {
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.is_complex() || !takes_part(parameter)) continue;
       throw Error(ErrorCode::InvalidArgument,
-                  core::concat("clip_grad_value: there is a complex parameter, of shape ",
+                  core::concat("clip_grad_value: the parameter of shape ",
                                core::shape_text(parameter.sizes()),
-                               ", and complex numbers have no order; use clip_grad_norm, or give ",
-                               "it an optimizer of its own"));
+                               " is complex, and complex numbers have no order; use ",
+                               "clip_grad_norm, or give it an optimizer of its own"));
     }
   }
 }

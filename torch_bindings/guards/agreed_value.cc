@@ -83,8 +83,8 @@ void require_same_options(const std::string& call, const SaidByRank& said) {
                    ranks.size() == 1 ? " has " : " have ", options);
   }
   refuse(ErrorCode::Mismatch, call,
-         concat("the options of the ranks differ, so that they would decide otherwise: ", text,
-                ". Give all ranks the same"));
+         concat("the options of the ranks differ, so they would decide differently: ", text,
+                ". Give all ranks the same options"));
 }
 
 // Throws unless a number that each rank has said is the same on all.
@@ -100,7 +100,7 @@ void require_same(const std::string& call, const SaidByRank& said, const NumberO
   }
   refuse(ErrorCode::Mismatch, call,
          concat("the ranks are at different decisions: ", text,
-                ". All ranks must ask equally often", cure));
+                ". Call it equally often on all ranks", cure));
 }
 
 void require_same_states(const std::string& call, const SaidByRank& said) {
@@ -112,10 +112,10 @@ void require_same_states(const std::string& call, const SaidByRank& said) {
   if (others.empty()) return;
   require_same(
       call, said, [](const Numbers& of) { return of.count + 1; },
-      ", or be given the state of one of them by broadcast_state()");
+      ", or give all the state of one rank by broadcast_state()");
   refuse(ErrorCode::Mismatch, call,
          concat(core::name_ranks(others), others.size() == 1 ? " has" : " have",
-                " another state than rank ", lowest, ", so that they would decide otherwise. ",
+                " a different state from rank ", lowest, ", so they would decide differently. ",
                 "Restore it on all ranks, or give all that of one rank by broadcast_state()"));
 }
 
@@ -154,9 +154,9 @@ AgreedDecision Decisions::agree(const OwnDecision& own) {
   require_same_options(call, said);
   if (how_ == AgreeOn::FirstRank && !said.contains(ranks.front())) {
     refuse(ErrorCode::RankLeft, call,
-           concat("rank ", ranks.front(), " has joined, and the ranks decide by its number ",
-                  "(AgreeOn::FirstRank). Call it before join(), or decide by the numbers of all ",
-                  "ranks that are left (AgreeOn::Mean, Min or Max)"));
+           concat("rank ", ranks.front(), " has joined, but the ranks decide by its number ",
+                  "(AgreeOn::FirstRank). Call this before join(), or decide by the numbers of ",
+                  "all remaining ranks (AgreeOn::Mean, Min or Max)"));
   }
   require_same(
       call, said, [](const Numbers& of) { return of.step; }, "");

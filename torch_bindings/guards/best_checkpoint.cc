@@ -79,7 +79,7 @@ CheckpointDecision BestCheckpoint::judge(int64_t step, double value) {
 void BestCheckpoint::forget(int64_t step) {
   if (saved_ != step) {
     throw Error(ErrorCode::InvalidArgument,
-                core::concat("best checkpoint: forget(", step, "), and the last judgement was ",
+                core::concat("best checkpoint: forget(", step, "), but the last decision was ",
                              saved_ ? core::concat("to save step ", *saved_) : "not to save"));
   }
   set_kept(std::move(before_));
@@ -110,7 +110,8 @@ void BestCheckpoint::load(::torch::serialize::InputArchive& archive) {
       !archive.try_read("values", values) || !judged.isInt() || steps.dim() != 1 ||
       steps.scalar_type() != at::kLong || values.scalar_type() != at::kDouble ||
       values.sizes() != steps.sizes()) {
-    throw Error(ErrorCode::InvalidArgument, "best checkpoint: the archive holds no list of it");
+    throw Error(ErrorCode::InvalidArgument,
+                "best checkpoint: the archive holds no state of a BestCheckpoint");
   }
   steps = steps.cpu().contiguous();
   values = values.cpu().contiguous();

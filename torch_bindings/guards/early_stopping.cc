@@ -64,7 +64,7 @@ EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
   }
   if (options_.good_enough && std::isnan(*options_.good_enough)) {
     throw Error(ErrorCode::InvalidArgument,
-                "early stopping: good_enough is NaN, which every value would be as good as");
+                "early stopping: good_enough is NaN, which no value can be compared with");
   }
 }
 
@@ -115,7 +115,8 @@ void EarlyStopping::load(::torch::serialize::InputArchive& archive) {
   if (!archive.try_read("checks", checks) || !archive.try_read("best", best) ||
       !archive.try_read("best_check", best_check) || !archive.try_read("reason", reason) ||
       !checks.isInt() || !best.isDouble() || !best_check.isInt() || !reason.isString()) {
-    throw Error(ErrorCode::InvalidArgument, "early stopping: the archive holds no state of it");
+    throw Error(ErrorCode::InvalidArgument,
+                "early stopping: the archive holds no state of an EarlyStopping");
   }
   state_ = {.checks = checks.toInt(),
             .best = best.toDouble(),

@@ -12,11 +12,11 @@ namespace {
 // A collective in the scope would wait for ranks that never call it.
 const char* ban_of(const ProcessSet& process_set) {
   if (process_set.is_world()) {
-    return "it was called in what rank 0 does alone (rank_zero_only, RankZeroScope), where the "
+    return "it was called in code that rank 0 runs alone (rank_zero_only, RankZeroScope), so the "
            "other ranks would never call it. Call it on all ranks, before or after";
   }
-  return "it was called in what the lowest rank of a process set does alone (rank_zero_only, "
-         "RankZeroScope), where the other ranks would never call it. Call it on all ranks, before "
+  return "it was called in code that the lowest rank of a process set runs alone (rank_zero_only, "
+         "RankZeroScope), so the other ranks would never call it. Call it on all ranks, before "
          "or after";
 }
 

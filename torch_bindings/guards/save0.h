@@ -25,8 +25,8 @@ namespace horon {
 template <class Value>
 void save0(const Value& value, const std::string& path, const ProcessSet& process_set = {}) {
   torch_detail::require_same_path("save0", path,
-                                  "Give all ranks the same path; what a process set has of its "
-                                  "own is for save0(value, path, set)",
+                                  "Give all ranks the same path; to save one for each process "
+                                  "set, call save0(value, path, set)",
                                   process_set);
   const auto write = [&](const std::string& temporary) {
     torch_detail::ArchiveFile file(temporary);

@@ -81,12 +81,13 @@ template <class... Values>
 void take_signal(int number) {
   if (number < 1 || number >= NSIG) refuse_stop("there is no signal ", number);
   for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS}) {
-    if (number == fault) refuse_stop("no program can go on behind ", signal_text(number));
+    if (number == fault) refuse_stop("no program can go on after ", signal_text(number));
   }
   NotedSignal& signal = noted(number);
   if (signal.is_taken.exchange(true)) {
-    refuse_stop(signal_text(number), " is taken, by another StopRequest that lives or twice in ",
-                "`signals`. Give it to one, once");
+    refuse_stop(signal_text(number),
+                " is taken: another StopRequest has it, or `signals` names it ",
+                "twice. Give it to one StopRequest, once");
   }
   signal.has_come = false;
   signal.is_let_go = false;
@@ -221,11 +222,10 @@ void StopRequest::ask() {
   const OfRank most = unpacked(of_all[1]);
   const OfRank least = unpacked(of_all[2]);
   if (most.number != -least.number) {
-    throw Error(
-        ErrorCode::Mismatch,
-        concat("\"", options_.name, "\": `every` is ", most.number, " on rank ", most.rank, " and ",
-               -least.number, " on rank ", least.rank,
-               ", so that one would ask where the other does not. Give all ranks the ", "same"));
+    throw Error(ErrorCode::Mismatch,
+                concat("\"", options_.name, "\": `every` is ", most.number, " on rank ", most.rank,
+                       " and ", -least.number, " on rank ", least.rank,
+                       ", so they would not ask at the same steps. Give all ranks the same"));
   }
   agreed_cause_ = of_all[0];
   agreed_limit_ = of_all[3];

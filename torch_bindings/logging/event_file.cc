@@ -89,7 +89,7 @@ void TensorBoardSink::write(const LogRecord& record) {
     std::filesystem::create_directories(folder_, failed);
     if (failed) {
       throw Error(ErrorCode::OperationFailed,
-                  core::concat("can't make the folder ", folder_, ": ", failed.message()));
+                  core::concat("can't create the folder ", folder_, ": ", failed.message()));
     }
     static std::atomic<int> files{0};  // of this process, which may begin several in a second
     path_ = core::concat(folder_, "/events.out.tfevents.", static_cast<int64_t>(record.time), ".",

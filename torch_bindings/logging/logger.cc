@@ -103,7 +103,8 @@ Logger::Value& Logger::value_of(const std::string& name, const LogAs& as) {
     refuse_value(name, concat("the weight is ", as.weight.value, "; give the number of samples"));
   }
   if (name.empty() || name == "step" || name == "time") {
-    refuse_value(name, "a value has a name, and records have a step and a time of their own");
+    refuse_value(name,
+                 "the name must not be empty, \"step\" or \"time\", which records have already");
   }
   const auto known = std::find_if(values_.begin(), values_.end(),
                                   [&](const auto& entry) { return entry.first == name; });
@@ -114,7 +115,7 @@ Logger::Value& Logger::value_of(const std::string& name, const LogAs& as) {
     return values_.emplace_back(name, std::move(fresh)).second;
   }
   if (known->second.here.reduce != as.reduce) {
-    refuse_value(name, "it was logged with another reduction before; give one for each name");
+    refuse_value(name, "it was logged with another reduction before; use one reduction per name");
   }
   return known->second;
 }
@@ -146,8 +147,8 @@ void Logger::log(const std::string& name, const at::Tensor& value, const LogAs& 
 void Logger::log(const std::string& name, const metrics::BatchValue& value) {
   if (!value.is_mean_over_samples()) {
     refuse_value(name,
-                 "this metric is no mean over samples, so the mean over batches and ranks is not "
-                 "its value; log what compute() gives");
+                 "this metric is not a mean over samples, so the mean over batches and ranks would "
+                 "be wrong; log the result of compute()");
   }
   log(name, value.value, {.weight = value.weight.item<double>()});
 }

@@ -87,10 +87,11 @@ void require_paths_of_writer(const std::string& call, const std::vector<Sent>& a
   if (lost.empty()) return;
   std::vector<Givers> written;
   for (const GivenPath& path : own) add_giver(written, path, writer);
-  throw Error(ErrorCode::Mismatch,
-              concat("\"", call, "\": rank ", writer, " alone writes the log, and has no sink for ",
-                     text_of(lost), "; it has ", own.empty() ? "none" : text_of(written),
-                     ". Give all ranks the same paths, or sinks to rank ", writer, " alone"));
+  throw Error(
+      ErrorCode::Mismatch,
+      concat("\"", call, "\": only rank ", writer, " writes the log, but it has no sink for ",
+             text_of(lost), "; it has ", own.empty() ? "none" : text_of(written),
+             ". Give all ranks the same paths, or sinks to rank ", writer, " alone"));
 }
 
 std::string different_reductions(const std::string& call, const std::string& name,

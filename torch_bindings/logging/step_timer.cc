@@ -126,8 +126,8 @@ double StepTimer::waited() const {
 void StepTimer::refuse_within_scope(std::string_view call) const {
   if (!timed_) return;
   throw Error(ErrorCode::InvalidArgument,
-              core::concat("StepTimer: ", call, " within the scope that times ",
-                           kPhaseNames[static_cast<size_t>(*timed_)], "; end that scope before"));
+              core::concat("StepTimer: ", call, " was called within the scope that times ",
+                           kPhaseNames[static_cast<size_t>(*timed_)], "; end that scope first"));
 }
 
 StepTimer::Scope::Scope(StepTimer& timer, Phase phase)

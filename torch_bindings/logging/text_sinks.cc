@@ -75,7 +75,7 @@ std::string csv_line(const std::vector<std::string>& cells) {
 }
 
 [[noreturn]] void refuse_to_go_on(const std::string& path, const char* why) {
-  throw Error(ErrorCode::OperationFailed, concat("can't go on in ", path, ": ", why));
+  throw Error(ErrorCode::OperationFailed, concat("can't append to ", path, ": ", why));
 }
 
 // A pipe, a terminal: what is in it can't be read again.
@@ -151,7 +151,7 @@ void CsvSink::open(const LogRecord& record) {
     if (!std::getline(before, header)) refuse_to_go_on(path_, "it can't be read");
     columns = csv_cells(header);
     if (columns.size() < 2 || columns[0] != "step" || columns[1] != "time") {
-      refuse_to_go_on(path_, "its first line is not one of a log");
+      refuse_to_go_on(path_, "its first line is not the header of a log");
     }
   } else {
     columns = with_columns_of(record, std::move(columns));

@@ -45,16 +45,16 @@ double take_sum(std::map<int64_t, at::Tensor>& scalars) {
 
 void check_options(const AdaScaleOptions& options, ReduceOp op) {
   if (op != ReduceOp::Average && op != ReduceOp::Sum) {
-    refuse_ada_scale("it is for Average and Sum, not for ", to_string(op));
+    refuse_ada_scale("it needs op Average or Sum, but op is ", to_string(op));
   }
   if (options.batches.value_or(1) < 1)
-    refuse_ada_scale("batches is ", *options.batches, ", not above 0");
+    refuse_ada_scale("batches is ", *options.batches, "; give 1 or more");
   const double smoothing = options.smoothing.value_or(0);
   if (!(smoothing >= 0 && smoothing < 1)) {
-    refuse_ada_scale("smoothing is ", smoothing, ", not from 0 to below 1");
+    refuse_ada_scale("smoothing is ", smoothing, "; give one from 0 to below 1");
   }
   if (options.steps_per_unit < 1) {
-    refuse_ada_scale("steps_per_unit is ", options.steps_per_unit, ", not above 0");
+    refuse_ada_scale("steps_per_unit is ", options.steps_per_unit, "; give 1 or more");
   }
 }
 
@@ -67,7 +67,7 @@ std::shared_ptr<void> claim(const torch_detail::ScaledSteps* optimizer) {
   static const auto claims = std::make_shared<Claims>();
   const std::lock_guard lock(claims->mutex);
   if (!claims->optimizers.insert(optimizer).second) {
-    refuse_ada_scale("this optimizer has one already; let that one end before you make another");
+    refuse_ada_scale("this optimizer has one already; destroy that one first");
   }
   return {nullptr, [held = claims, optimizer](std::nullptr_t) {
             const std::lock_guard guard(held->mutex);
@@ -88,8 +88,8 @@ AdaScale::AdaScale(Parts parts, lr::Schedule schedule, AdaScaleOptions options)
   alone_ = !set.includes_me() || set.size() == 1;
   if (parts_.gradients().shard_gradients && !alone_) {
     refuse_ada_scale(
-        "shard_gradients leaves each rank some of the reduced gradients, and the gain ",
-        "needs all; leave that out");
+        "shard_gradients gives each rank only some of the reduced gradients, but the gain ",
+        "needs all; leave out shard_gradients");
   }
   options_.name = torch_detail::given_or_counted_object(options_.name, "ada_scale", set.id());
   state_.ranks = alone_ ? 1 : set.size();
@@ -198,8 +198,8 @@ void AdaScale::learn(const Sums& sums) {
 void AdaScale::step() {
   parts_.scaling->synchronize();
   if (parts_.scaling->unscaled_by()) {
-    refuse_ada_scale("a GradScaler has divided these gradients; in the place of ada_scale.step() ",
-                     "call scaler.step(ada_scale), which leaves steps out that are not finite");
+    refuse_ada_scale("a GradScaler has divided these gradients; instead of ada_scale.step() ",
+                     "call scaler.step(ada_scale), which skips steps with NaN or Inf");
   }
   make_step();
 }
@@ -251,7 +251,7 @@ void AdaScale::load(::torch::serialize::InputArchive& archive) {
   const auto number = [&](const char* name) {
     c10::IValue value;
     if (!archive.try_read(name, value) || !value.isDouble()) {
-      refuse_ada_scale("the archive holds no state of it (no number \"", name, "\")");
+      refuse_ada_scale("the archive holds no state of an AdaScale (no number \"", name, "\")");
     }
     return value.toDouble();
   };
@@ -259,7 +259,7 @@ void AdaScale::load(::torch::serialize::InputArchive& archive) {
                      number("squared_mean"), number("weight"), state_.ranks};
   ::torch::serialize::InputArchive of_scheduler;
   if (!archive.try_read("scheduler", of_scheduler)) {
-    refuse_ada_scale("the archive holds no state of it (no scheduler)");
+    refuse_ada_scale("the archive holds no state of an AdaScale (no scheduler)");
   }
   const State before = std::exchange(state_, loaded);
   try {

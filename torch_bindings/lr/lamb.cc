@@ -57,17 +57,17 @@ namespace {
 void check_options(const LambOptions& options) {
   const auto [beta1, beta2] = options.betas();
   const auto check = [](bool right, const char* option, double value,
-                        const char* range = "from 0 up") {
+                        const char* range = "0 or more") {
     torch_detail::check_option(right, "Lamb", option, value, range);
   };
   check(options.lr() >= 0, "lr", options.lr());
-  check(beta1 >= 0 && beta1 < 1, "beta1", beta1, "from 0 to below 1");
-  check(beta2 >= 0 && beta2 < 1, "beta2", beta2, "from 0 to below 1");
+  check(beta1 >= 0 && beta1 < 1, "beta1", beta1, "one from 0 to below 1");
+  check(beta2 >= 0 && beta2 < 1, "beta2", beta2, "one from 0 to below 1");
   check(options.eps() >= 0, "eps", options.eps());
   check(options.weight_decay() >= 0, "weight_decay", options.weight_decay());
   check(options.least_norm() >= 0, "least_norm", options.least_norm());
   check(options.largest_norm() >= options.least_norm(), "largest_norm", options.largest_norm(),
-        "from least_norm up");
+        "least_norm or more");
 }
 
 }  // namespace
@@ -159,9 +159,9 @@ void Lamb::load(::torch::serialize::InputArchive& archive) {
       if (!average.is_complex()) continue;
       throw Error(
           ErrorCode::InvalidArgument,
-          core::concat("Lamb: what is to be loaded has complex averages for a parameter of shape ",
-                       core::shape_text(average.sizes()), ", as older versions of Horon kept ",
-                       "them; the real and the imaginary part have one each now. Load the model ",
+          core::concat("Lamb: the archive has complex averages for a parameter of shape ",
+                       core::shape_text(average.sizes()), ", as older versions of Horon saved ",
+                       "them; now the real and the imaginary part have one each. Load the model ",
                        "without its optimizer"));
     }
   } catch (...) {

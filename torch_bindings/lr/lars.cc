@@ -46,14 +46,14 @@ namespace {
 
 void check_options(const LarsOptions& options) {
   const auto check = [](bool right, const char* option, double value,
-                        const char* range = "from 0 up") {
+                        const char* range = "0 or more") {
     torch_detail::check_option(right, "Lars", option, value, range);
   };
   check(options.lr() >= 0, "lr", options.lr());
   check(options.momentum() >= 0, "momentum", options.momentum());
   check(options.weight_decay() >= 0, "weight_decay", options.weight_decay());
   check(options.trust_coefficient() > 0, "trust_coefficient", options.trust_coefficient(),
-        "from above 0");
+        "a number above 0");
   check(options.eps() >= 0, "eps", options.eps());
 }
 

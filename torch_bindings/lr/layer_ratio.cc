@@ -32,12 +32,12 @@ const at::Tensor& dense_gradient(const at::Tensor& parameter, const char* optimi
   throw Error(ErrorCode::InvalidArgument,
               core::concat(optimizer, ": the gradient of a parameter of shape ",
                            core::shape_text(parameter.sizes()),
-                           " is sparse; a layer's norm is of all its elements"));
+                           " is sparse, but a layer's norm needs all elements; make it dense"));
 }
 
 void refuse_options(const char* optimizer) {
   throw Error(ErrorCode::InvalidArgument,
-              core::concat(optimizer, ": the options of a group are those of another optimizer"));
+              core::concat(optimizer, ": a parameter group has the options of another optimizer"));
 }
 
 void keep_options(::torch::optim::OptimizerParamGroup& made,
@@ -49,7 +49,7 @@ void check_option(bool right, const char* optimizer, const char* option, double 
                   const char* range) {
   if (right) return;
   throw Error(ErrorCode::InvalidArgument,
-              core::concat(optimizer, ": ", option, " is ", value, "; it goes ", range));
+              core::concat(optimizer, ": ", option, " is ", value, "; give ", range));
 }
 
 }  // namespace horon::torch_detail

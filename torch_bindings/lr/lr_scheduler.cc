@@ -59,8 +59,8 @@ void set_momentum(optim::OptimizerOptions& options, double value) {
                      set_first_beta<optim::AdamWOptions>(options, value) ||
                      set_first_beta<LambOptions>(options, value);
   if (known) return;
-  refuse_scheduler("of ", c10::demangle(typeid(options).name()),
-                   " the momentum is not known; leave LrSchedulerOptions::momentum empty");
+  refuse_scheduler("the momentum of ", c10::demangle(typeid(options).name()),
+                   " is not known; leave LrSchedulerOptions::momentum empty");
 }
 
 }  // namespace
@@ -78,7 +78,7 @@ LrScheduler::LrScheduler(optim::Optimizer& optimizer, std::vector<lr::Schedule> 
   if (options_.momentum && !*options_.momentum)
     refuse_scheduler("the schedule of momentum is null");
   if (options_.steps_per_unit < 1) {
-    refuse_scheduler("steps_per_unit is ", options_.steps_per_unit, ", not above 0");
+    refuse_scheduler("steps_per_unit is ", options_.steps_per_unit, "; give 1 or more");
   }
   apply(0);
 }
@@ -89,7 +89,7 @@ double LrScheduler::position_of(int64_t steps) const {
 }
 
 void LrScheduler::set_steps(int64_t steps) {
-  if (steps < 0) refuse_scheduler("a position of ", steps, " steps, below 0");
+  if (steps < 0) refuse_scheduler("set_steps() got ", steps, "; give 0 or more");
   apply(steps);
   steps_ = steps;
 }
@@ -120,7 +120,8 @@ void LrScheduler::apply(int64_t steps) {
   const auto value_at = [&](const lr::Schedule& schedule, const auto&... what) {
     const double value = schedule(position);
     if (std::isfinite(value) && value >= 0) return value;
-    refuse_scheduler("the schedule of ", what..., " gives ", value, " at position ", position);
+    refuse_scheduler("the schedule of ", what..., " gives ", value, " at position ", position,
+                     "; it must give finite numbers of 0 or more");
   };
   std::vector<double> rates;
   for (size_t group = 0; group < base_.size(); ++group) {
@@ -143,7 +144,7 @@ void LrScheduler::set_base_learning_rates(std::vector<double> rates) {
   }
   for (const double rate : rates) {
     if (std::isfinite(rate) && rate >= 0) continue;
-    refuse_scheduler("a base learning rate of ", rate, ", not a number from 0 up");
+    refuse_scheduler("a base learning rate is ", rate, "; give a finite number of 0 or more");
   }
   base_.swap(rates);
   try {
@@ -156,7 +157,8 @@ void LrScheduler::set_base_learning_rates(std::vector<double> rates) {
 
 void LrScheduler::scale_base_learning_rates(double factor) {
   if (!std::isfinite(factor) || factor < 0) {
-    refuse_scheduler("base learning rates times ", factor, ", not a number from 0 up");
+    refuse_scheduler("the factor of base learning rates is ", factor,
+                     "; give a finite number of 0 or more");
   }
   std::vector<double> rates = base_learning_rates();
   for (double& rate : rates) rate *= factor;
@@ -188,8 +190,8 @@ void LrScheduler::load(::torch::serialize::InputArchive& archive) {
     refuse_scheduler("the archive holds no state of a scheduler");
   }
   if (base.size(0) != static_cast<int64_t>(optimizer_->param_groups().size())) {
-    refuse_scheduler("the archive is of an optimizer with ", base.size(0),
-                     " parameter groups, and this one has ", optimizer_->param_groups().size());
+    refuse_scheduler("the archive is from an optimizer with ", base.size(0),
+                     " parameter groups, but this one has ", optimizer_->param_groups().size());
   }
   const at::Tensor values = base.cpu().contiguous();
   const auto* const first = values.const_data_ptr<double>();

@@ -36,14 +36,14 @@ ReduceLrOnPlateauOptions checked(ReduceLrOnPlateauOptions options) {
   }
   const bool is_share = options.threshold_mode == ThresholdMode::Relative;
   if (is_share && options.better == Better::Lower && options.threshold >= 1) {
-    refuse_plateau("threshold is ", options.threshold, " of the best value, and no value from 0 ",
-                   "up is lower than that by so much; give less than 1, or "
+    refuse_plateau("threshold is ", options.threshold, " of the best value, but no value of 0 or ",
+                   "more can be that much lower; give less than 1, or "
                    "ThresholdMode::Absolute");
   }
   if (options.min_lr.empty()) refuse_plateau("min_lr is empty; give one, or one for each group");
   for (const double least : options.min_lr) {
     if (!std::isfinite(least) || least < 0) {
-      refuse_plateau("min_lr is ", least, ", not a number from 0 up");
+      refuse_plateau("min_lr is ", least, "; give a finite number of 0 or more");
     }
   }
   return options;
@@ -186,7 +186,7 @@ void ReduceLrOnPlateau::load(::torch::serialize::InputArchive& archive) {
       !archive.try_read("learning_rates", rates) || !checks.isInt() || !best.isDouble() ||
       std::isnan(best.toDouble()) || !bad_checks.isInt() || !cooldown_left.isInt() ||
       rates.scalar_type() != at::kDouble || rates.dim() != 1) {
-    refuse_plateau("the archive holds no state of it");
+    refuse_plateau("the archive holds no state of a ReduceLrOnPlateau");
   }
   const at::Tensor values = rates.cpu().contiguous();
   const auto* const first = values.const_data_ptr<double>();

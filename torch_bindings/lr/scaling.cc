@@ -14,19 +14,19 @@ double torch_detail::grown_by_sums(const GradientReducerOptions& options, double
 
 double scale_lr(double lr, const GradientReducerOptions& options, LrScaling rule) {
   if (!std::isfinite(lr) || lr < 0) {
-    throw Error(ErrorCode::InvalidArgument,
-                core::concat("scale_lr: the learning rate is ", lr, ", not a number from 0 up"));
+    throw Error(ErrorCode::InvalidArgument, core::concat("scale_lr: the learning rate is ", lr,
+                                                         "; give a finite number of 0 or more"));
   }
   if (options.backward_passes_per_step < 1) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("scale_lr: backward_passes_per_step is ",
-                             options.backward_passes_per_step, ", not above 0"));
+                             options.backward_passes_per_step, "; give 1 or more"));
   }
   const bool has_rule = options.op == ReduceOp::Average || options.op == ReduceOp::Sum ||
                         options.op == ReduceOp::Adasum;
   if (!has_rule) {
     throw Error(ErrorCode::InvalidArgument,
-                core::concat("scale_lr: there are rules for Average, Sum and Adasum, not for ",
+                core::concat("scale_lr: it needs op Average, Sum or Adasum, but op is ",
                              to_string(options.op)));
   }
   const double set_size = options.process_set.size();

@@ -21,12 +21,12 @@ template <class... Values>
 
 void check_length(std::string_view schedule, std::string_view what, double value) {
   if (std::isfinite(value) && value > 0) return;
-  refuse_schedule(schedule, ": ", what, " is ", value, ", not a number above 0");
+  refuse_schedule(schedule, ": ", what, " is ", value, "; give a finite number above 0");
 }
 
 void check_factor(std::string_view schedule, std::string_view what, double value) {
   if (std::isfinite(value) && value >= 0) return;
-  refuse_schedule(schedule, ": ", what, " is ", value, ", not a number from 0 up");
+  refuse_schedule(schedule, ": ", what, " is ", value, "; give a finite number of 0 or more");
 }
 
 void check_milestones(std::string_view schedule, const std::vector<double>& milestones) {
@@ -34,7 +34,7 @@ void check_milestones(std::string_view schedule, const std::vector<double>& mile
   for (const double milestone : milestones) {
     if (!std::isfinite(milestone) || milestone <= last) {
       refuse_schedule(schedule, ": milestone ", milestone, " comes after ", last,
-                      "; milestones rise from above 0");
+                      "; give milestones above 0, each above the one before");
     }
     last = milestone;
   }
@@ -166,7 +166,7 @@ Schedule one_cycle_momentum(const OneCycle& cycle, double high, double low) {
 Schedule sequence(std::vector<Schedule> schedules, std::vector<double> milestones) {
   if (schedules.size() != milestones.size() + 1) {
     refuse_schedule("sequence: ", schedules.size(), " schedules with ", milestones.size(),
-                    " milestones; there is one milestone less than schedules");
+                    " milestones; give one milestone less than schedules");
   }
   for (const Schedule& schedule : schedules) {
     if (!schedule) refuse_schedule("sequence: a schedule is null");

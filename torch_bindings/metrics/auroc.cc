@@ -35,10 +35,10 @@ at::Tensor kept(const at::Tensor& scores) {
 }  // namespace
 
 Auroc::Auroc(const AurocOptions& options) : PredictionMetric(0, 1, 2), options_(options) {
-  require(options.classes >= 2, kAuroc, "there are at least two classes");
+  require(options.classes >= 2, kAuroc, "classes must be at least 2");
   require(options.average == Average::Macro || options.average == Average::Weighted ||
               options.average == Average::PerClass,
-          kAuroc, "its average is Macro, Weighted or PerClass");
+          kAuroc, "average must be Macro, Weighted or PerClass");
 }
 
 std::string Auroc::description() const {
@@ -59,7 +59,7 @@ void Auroc::add_batch(MetricState& state, const at::Tensor& predictions,
           core::concat("predictions are ", predictions.scalar_type(), " ",
                        core::shape_text(predictions.sizes()), " and targets have the shape ",
                        core::shape_text(targets.sizes()), "; give scores of a floating type, ",
-                       binary ? "of the shape of the targets" : "[n, classes], and targets [n]"));
+                       binary ? "in the shape of the targets" : "[n, classes], and targets [n]"));
   const Targets labels = targets_of(targets.cpu(), {.classes = options_.classes}, kAuroc);
   state.counts = labels.bad.sum().reshape({1});
   const at::Tensor good = labels.bad.logical_not();

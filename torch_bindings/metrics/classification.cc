@@ -34,14 +34,14 @@ ClassRatio::ClassRatio(Kind kind, const ClassificationOptions& options)
       kind_(kind),
       options_(options) {
   const std::string_view name = kKinds.at(static_cast<size_t>(kind));
-  require(options.classes >= 2, name, "there are at least two classes");
+  require(options.classes >= 2, name, "classes must be at least 2");
   require(options.average != Average::Binary || options.classes == 2, name,
-          "Average::Binary is for two classes; give Micro, Macro, Weighted or PerClass");
-  require(options.top_k == 1 || kind == Kind::Accuracy, name, "top_k is for accuracy");
+          "Average::Binary needs classes = 2; give Micro, Macro, Weighted or PerClass");
+  require(options.top_k == 1 || kind == Kind::Accuracy, name, "only accuracy has top_k");
   require(options.top_k >= 1 && options.top_k <= options.classes, name,
-          "top_k is between 1 and the number of classes");
-  require(options.beta > 0 && std::isfinite(options.beta), name, "beta is a positive number");
-  require(options.beta == 1 || kind == Kind::FScore, name, "beta is for the F-score");
+          "top_k must be from 1 to the number of classes");
+  require(options.beta > 0 && std::isfinite(options.beta), name, "beta must be a positive number");
+  require(options.beta == 1 || kind == Kind::FScore, name, "only the F-score has beta");
 }
 
 std::string ClassRatio::description() const {
@@ -115,7 +115,7 @@ at::Tensor ClassRatio::value_of(const MetricTotals& totals) const {
 
 ConfusionMatrix::ConfusionMatrix(const ConfusionMatrixOptions& options)
     : PredictionMetric(0, options.classes * options.classes + 1), options_(options) {
-  require(options.classes >= 2, "confusion matrix", "there are at least two classes");
+  require(options.classes >= 2, "confusion matrix", "classes must be at least 2");
 }
 
 std::string ConfusionMatrix::description() const {

@@ -110,7 +110,7 @@ void require_labels_in_range(int64_t left_out, int64_t classes) {
   if (left_out == 0) return;
   throw Error(ErrorCode::InvalidArgument,
               concat(left_out, left_out == 1 ? " sample has" : " samples have",
-                     " a target or a prediction that is not in 0 to ", classes - 1,
+                     " a target or a prediction outside 0 to ", classes - 1,
                      "; give the right number of classes, or ignore_target for those that should "
                      "not count"));
 }

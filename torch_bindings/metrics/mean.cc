@@ -26,8 +26,9 @@ at::Tensor errors_of(const at::Tensor& predictions, const at::Tensor& targets, M
                      std::string_view metric) {
   require(predictions.sizes() == targets.sizes(), metric,
           concat("predictions have the shape ", core::shape_text(predictions.sizes()),
-                 " and targets ", core::shape_text(targets.sizes()), "; give them alike"));
-  require(!predictions.is_complex() && !targets.is_complex(), metric, "complex numbers have none");
+                 " and targets ", core::shape_text(targets.sizes()), "; give both the same"));
+  require(!predictions.is_complex() && !targets.is_complex(), metric,
+          "complex numbers are not supported");
   state.counts = at::full({1}, predictions.numel(), predictions.options().dtype(at::kLong));
   return predictions.to(at::kDouble) - targets.to(at::kDouble);
 }
@@ -57,7 +58,7 @@ void Mean::update(const at::Tensor& values, const at::Tensor& weights) {
   const torch_detail::PlainMode plain;
   require(values.sizes() == weights.sizes(), "mean",
           concat("values have the shape ", core::shape_text(values.sizes()), " and weights ",
-                 core::shape_text(weights.sizes()), "; give them alike"));
+                 core::shape_text(weights.sizes()), "; give both the same"));
   MetricState batch = empty_state();
   const at::Tensor each = weights.detach().to(at::kDouble);
   // A weight of 0 removes a NaN here too: padding, say.

@@ -13,7 +13,7 @@ void MetricCollection::add_owned(const std::string& name, std::unique_ptr<Metric
   const bool known = std::any_of(metrics_.begin(), metrics_.end(),
                                  [&](const auto& other) { return other.first == name; });
   require(!known, "collection of metrics",
-          core::concat("\"", name, "\" is there already; give each metric its own name"));
+          core::concat("\"", name, "\" is in it already; give each metric its own name"));
   metrics_.emplace_back(name, std::move(metric));
 }
 

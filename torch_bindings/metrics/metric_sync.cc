@@ -63,7 +63,7 @@ void unpack_sums(const at::Tensor& flat, std::vector<MetricTotals>& totals) {
     of_metric.sums = next(of_metric.sums.numel());
     const at::Tensor counts = next(of_metric.counts.numel());
     if (counts.numel() > 0 && counts.max().item<double>() >= kExactMax) {
-      throw Error(ErrorCode::Limit, "metrics count up to 2^53 samples");
+      throw Error(ErrorCode::Limit, "a metric has counted 2^53 samples, its limit; call reset()");
     }
     of_metric.counts = counts.to(at::kLong);
   }

@@ -27,7 +27,7 @@ void Perplexity::add_batch(MetricState& state, const at::Tensor& predictions,
                        core::shape_text(targets.sizes()),
                        "; give logits [..., vocabulary] and targets [...]"));
   const int64_t words = predictions.size(dims - 1);
-  require(words > 0, "perplexity", "predictions are of a vocabulary of 0");
+  require(words > 0, "perplexity", "the vocabulary (last dimension of the predictions) is 0");
   const Targets tokens = targets_of(
       targets, {.classes = words, .ignore_target = options_.ignore_target}, "perplexity");
   const at::Tensor counted = tokens.label.ne(words);

@@ -152,10 +152,9 @@ class KeptValues {
   void restore() {
     for (size_t i = 0; i < values_.size(); ++i) {
       if (tensors_[i].sizes() == values_[i].sizes()) continue;
-      refuse_checkpoint(concat("the second run has made ", core::shape_text(tensors_[i].sizes()),
-                               " of buffer ", i, ", which was ",
-                               core::shape_text(values_[i].sizes()),
-                               "; the function must not resize buffers"));
+      refuse_checkpoint(concat(
+          "the second run resized buffer ", i, " from ", core::shape_text(values_[i].sizes()),
+          " to ", core::shape_text(tensors_[i].sizes()), "; the function must not resize buffers"));
     }
     for (size_t i = 0; i < values_.size(); ++i) put_back(i);
     values_.clear();
@@ -201,7 +200,7 @@ void check_history(const variable_list& roots, uint64_t first_number) {
     if (node == nullptr) continue;  // a leaf is a root
     if (node->sequence_nr() < first_number) {
       refuse_checkpoint(
-          concat("the function uses a tensor with a history (", node->name(),
+          concat("the function uses a tensor with an autograd history (", node->name(),
                  ") that is not among its inputs; give it to checkpoint() as an input"));
     }
     for (const graph::Edge& edge : node->next_edges()) {
@@ -229,8 +228,9 @@ variable_list run_again(const Segment& segment, const variable_list& inputs) {
     for (const Form& form : list) all += concat(all.empty() ? "" : ", ", form.text());
     return all;
   };
-  refuse_checkpoint(concat("the function gave ", text(segment.outputs), " and in the second run ",
-                           text(forms), "; it must do the same both times"));
+  refuse_checkpoint(concat("the function returned ", text(segment.outputs),
+                           ", but in the second run ", text(forms),
+                           "; it must return the same both times"));
 }
 
 class Checkpoint : public graph::Function<Checkpoint> {
@@ -247,8 +247,8 @@ class Checkpoint : public graph::Function<Checkpoint> {
     }
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (inputs[i]._version() == versions[i]) continue;
-      refuse_checkpoint(concat("the function has written to its input ", i,
-                               ", which the second run would begin with; let it work on a clone"));
+      refuse_checkpoint(concat("the function wrote to its input ", i,
+                               ", which the second run needs unchanged; let it work on a clone()"));
     }
     for (const at::Tensor& output : outputs) {
       if (!output.defined()) refuse_checkpoint("an output of the function is undefined");
@@ -263,14 +263,14 @@ class Checkpoint : public graph::Function<Checkpoint> {
   static variable_list backward(graph::AutogradContext* context, const variable_list& gradients) {
     if (at::GradMode::is_enabled()) {
       refuse_checkpoint(
-          "backward with create_graph can't go through a part that is computed again; call that "
-          "part without checkpoint() where second derivatives are needed");
+          "backward() with create_graph can't go through a checkpointed part; call that part "
+          "without checkpoint() where second derivatives are needed");
     }
     if (!graph::Engine::get_default_engine().is_checkpoint_valid()) {
       refuse_checkpoint(
-          "autograd::grad() and backward() with a list of inputs can't go through a part that "
-          "is computed again, since gradients of all its parameters would be added to; use "
-          "backward() and read .grad, or call that part without checkpoint()");
+          "autograd::grad() and backward() with a list of inputs can't go through a checkpointed "
+          "part, which adds to .grad of all its parameters; use backward() and read .grad, or "
+          "call that part without checkpoint()");
     }
     const variable_list saved = context->get_saved_variables();
     const auto held = context->saved_data["segment"].toCapsule();

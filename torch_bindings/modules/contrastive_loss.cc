@@ -38,7 +38,7 @@ void check_rows(const at::Tensor& queries, const at::Tensor& keys, const InfoNce
   if (!queries.defined() || !keys.defined()) refuse("queries or keys are undefined");
   if (queries.dim() != 2 || queries.sizes() != keys.sizes()) {
     refuse(concat("queries of shape ", core::shape_text(queries.sizes()), " and keys of shape ",
-                  core::shape_text(keys.sizes()), "; expected is the same shape [samples, d]"));
+                  core::shape_text(keys.sizes()), "; give both the same shape [samples, d]"));
   }
   if (!queries.is_floating_point() || queries.dtype() != keys.dtype() ||
       queries.device() != keys.device()) {

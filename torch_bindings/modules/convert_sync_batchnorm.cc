@@ -104,7 +104,7 @@ class Conversion {
       throw Error(
           ErrorCode::InvalidArgument,
           core::concat("convert_sync_batchnorm() can't replace ", refused_,
-                       ": a class holds it in a member of its own type, or it is of a class "
+                       ": a class declares it as a member with a BatchNorm type, or its class is "
                        "derived from BatchNorm. Declare such members as "
                        "horon::SyncBatchNorm, or hold the BatchNorm in a Sequential. "
                        "Nothing has been replaced"));

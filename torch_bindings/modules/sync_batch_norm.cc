@@ -106,12 +106,11 @@ void SyncBatchNormImpl::refuse(const std::string& why) {
 void SyncBatchNormImpl::check_input(const at::Tensor& input) {
   if (!input.defined()) refuse("the input is undefined");
   if (input.dim() < 2 || input.dim() > 5 || input.size(1) != options.num_features()) {
-    refuse(concat("the input has shape ", core::shape_text(input.sizes()),
-                  "; expected is [samples, ", options.num_features(), ", ...] of 2 to 5 ",
-                  "dimensions"));
+    refuse(concat("the input has shape ", core::shape_text(input.sizes()), "; give it [samples, ",
+                  options.num_features(), ", ...] with 2 to 5 ", "dimensions"));
   }
   if (!input.is_floating_point()) {
-    refuse(concat("the input is ", input.dtype().name(), "; expected is a floating type"));
+    refuse(concat("the input is ", input.dtype().name(), "; give it a floating-point dtype"));
   }
 }
 
@@ -152,7 +151,7 @@ at::Tensor SyncBatchNormImpl::normalize_alone(const at::Tensor& input) {
   const bool own_statistics = is_training() || !running_mean.defined();
   const int64_t channels = options.num_features();
   if (own_statistics && channels > 0 && input.numel() == channels) {
-    refuse("there is a single value for each channel, which has no variance");
+    refuse("one value per channel has no variance; give more samples");
   }
   const bool updates =
       is_training() && running_mean.defined() && !recomputing() && input.numel() > 0;
@@ -169,10 +168,11 @@ at::Tensor SyncBatchNormImpl::normalize_with_others(const at::Tensor& input) {
       torch_detail::gather_statistics(input, collective_name, process_set);
   if (statistics.of_all_ranks) keep_name();
   if (statistics.small_count == 1) {  // then all ranks know it, and all throw
-    throw Error(ErrorCode::InvalidArgument,
-                concat("SyncBatchNorm \"", collective_name, "\": there is a single value for each ",
-                       "channel on all ranks together, which has no variance; this rank's input ",
-                       "has shape ", core::shape_text(input.sizes())));
+    throw Error(
+        ErrorCode::InvalidArgument,
+        concat("SyncBatchNorm \"", collective_name, "\": one value per channel on all ranks ",
+               "together has no variance; give more samples (this rank's input has shape ",
+               core::shape_text(input.sizes()), ")"));
   }
   // Where no rank has a sample there is no batch to average over.
   if (running_mean.defined() && !recomputing() && statistics.small_count != 0) {

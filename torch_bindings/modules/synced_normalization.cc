@@ -102,8 +102,8 @@ void check_same_call(const at::Tensor& numbers, const NormalizationCall& call) {
   }
   throw Error(
       ErrorCode::Mismatch,
-      concat("SyncBatchNorm \"", call.name, "\": the ranks go back through different calls ",
-             "of the module: ", who, ". Every rank must use the output of each call in its ",
+      concat("SyncBatchNorm \"", call.name, "\": the ranks run backward() through different ",
+             "calls of the module: ", who, ". Every rank must use the output of each call in its ",
              "loss; add 0 * output.sum() where it is not needed"));
 }
 
@@ -114,8 +114,8 @@ at::Tensor wait_for_all(const Handle& handle, const NormalizationCall& call) {
     if (error.code() != ErrorCode::Timeout) throw;
     throw Error(ErrorCode::Timeout,
                 concat("SyncBatchNorm \"", call.name, "\": ", error.what(),
-                       ". Every rank must go back through each call of the module; if the loss of ",
-                       "a rank does not depend on the output, add 0 * output.sum()"));
+                       ". Every rank must run backward() through each call of the module; if the ",
+                       "loss of a rank does not depend on the output, add 0 * output.sum()"));
   }
 }
 
@@ -155,7 +155,7 @@ class DifferentiableOnce : public graph::Function<DifferentiableOnce> {
                                        const graph::variable_list& /*gradients*/) {
     throw Error(ErrorCode::InvalidArgument,
                 "SyncBatchNorm has no second derivative; where one is needed (a gradient penalty, "
-                "say), use a BatchNorm of LibTorch, which takes the samples of this rank alone");
+                "say), use a BatchNorm of LibTorch, which uses only the samples of its own rank");
   }
 };
 

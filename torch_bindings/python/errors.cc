@@ -48,7 +48,7 @@ void ask_python() {
     raised_by_signal() = {std::make_unique<py::error_already_set>(), std::this_thread::get_id()};
     (void)Py_AddPendingCall(raise_late, nullptr);
   }
-  throw Error(ErrorCode::Timeout, "a signal has ended the wait; the collective goes on");
+  throw Error(ErrorCode::Timeout, "a signal interrupted the wait; the collective goes on");
 }
 
 void set_exception(const Error& error) {

@@ -59,7 +59,7 @@ std::map<std::string, uint64_t> counts() {
 // save.
 void end_by_exception(const std::string& what) {
   ops::runtime().fail(Error(ErrorCode::OperationFailed,
-                            core::concat("rank ", rank(), " has ended by an exception: ", what)));
+                            core::concat("rank ", rank(), " ended with an exception: ", what)));
 }
 
 // Throws Error(Timeout).

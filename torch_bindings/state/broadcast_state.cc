@@ -14,6 +14,7 @@
 
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
+#include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/bytes.h"
@@ -40,15 +41,17 @@ using torch_detail::Fact;
 std::string fault_of(int root, const ProcessSet& set) {
   const std::vector<int> ranks = set.ranks();
   if (std::find(ranks.begin(), ranks.end(), root) != ranks.end()) return {};
-  return concat("root ", root, " is not one of the ranks ", core::list_ranks(ranks));
+  return concat("root ", root, " is not in the process set, whose ranks are ",
+                core::list_ranks(ranks));
 }
 
 // Why the state can't be gathered from the ranks that share it; empty if it can.
 std::string fault_of_shards(const std::vector<int>& sharing, const ProcessSet& set) {
   const std::vector<int> ranks = set.ranks();
   if (std::includes(ranks.begin(), ranks.end(), sharing.begin(), sharing.end())) return {};
-  return concat("the optimizer's state is shared out over the ranks ", core::list_ranks(sharing),
-                ", and the broadcast is among the ranks ", core::list_ranks(ranks), " alone");
+  return concat("the optimizer's state is sharded over ", core::name_ranks(sharing),
+                ", but the broadcast is among ", core::name_ranks(ranks),
+                " only; broadcast it in the process set of the optimizer");
 }
 
 // What the ranks compare before they broadcast. A tensor that appeared before under another name is
@@ -110,7 +113,7 @@ std::string archive_bytes(torch::serialize::OutputArchive& archive) {
 
 std::string keeps_but_does_not_save(const torch::optim::Optimizer& optimizer) {
   return concat(type_name(optimizer),
-                " keeps state but saves nothing; it needs its own save() and load()");
+                " keeps state but its save() writes nothing; write its own save() and load()");
 }
 
 // The optimizer as torch::save writes it; empty bytes if there is nothing to send. Text in `error`
@@ -161,15 +164,14 @@ void broadcast_known(torch::optim::Optimizer& optimizer, int root, const Process
   torch_detail::TakenApart own;
   std::string error;
   if (rank() == root) {
-    error =
-        failure_of(optimizer, "taken apart", [&] { own = torch_detail::take_apart(optimizer); });
+    error = failure_of(optimizer, "saved", [&] { own = torch_detail::take_apart(optimizer); });
   }
   torch_detail::throw_together(ErrorCode::InvalidArgument, kOptimizer, error, set);
   const std::string bytes =
       broadcast_bytes(own.bytes, {.name = kOptimizer, .root = root, .process_set = set});
   std::optional<torch_detail::PutTogether> copy;
   if (rank() != root) {
-    error = failure_of(optimizer, "put together", [&] { copy.emplace(optimizer, bytes); });
+    error = failure_of(optimizer, "loaded", [&] { copy.emplace(optimizer, bytes); });
   }
   torch_detail::throw_together(ErrorCode::OperationFailed, kOptimizer, error, set);
   std::vector<at::Tensor>& tensors = copy ? copy->tensors() : own.tensors;

@@ -34,12 +34,12 @@ template <class... Values>
 }
 
 void check(const LocalSgdOptions& options) {
-  if (options.steps < 1) refuse(options, "steps is ", options.steps, ", not above 0");
+  if (options.steps < 1) refuse(options, "steps is ", options.steps, "; give 1 or more");
   if (!std::isfinite(options.outer_lr) || options.outer_lr <= 0) {
-    refuse(options, "outer_lr is ", options.outer_lr, ", not a number above 0");
+    refuse(options, "outer_lr is ", options.outer_lr, "; give a finite number above 0");
   }
   if (!(options.outer_momentum >= 0 && options.outer_momentum < 1)) {
-    refuse(options, "outer_momentum is ", options.outer_momentum, ", not from 0 and below 1");
+    refuse(options, "outer_momentum is ", options.outer_momentum, "; give one from 0 to below 1");
   }
 }
 
@@ -110,8 +110,7 @@ void LocalSgd::require_alike() const {
   // not depend on earlier ones.
   if (has_start()) {
     facts.push_back(
-        {"the number of averages (after join() give all ranks that of one by "
-         "broadcast_parameters() and broadcast_state())",
+        {"the number of averages (after join() call broadcast_parameters() and broadcast_state())",
          concat(averages_)});
   }
   size_t place = 0;
@@ -214,8 +213,8 @@ void LocalSgd::load(::torch::serialize::InputArchive& archive) {
     refuse(options_, "the archive holds no state of a LocalSgd");
   }
   if (member_ && kept_there.toInt() != kept()) {
-    refuse(options_, "the archive is of another model or of other options: it has ",
-           kept_there.toInt(), " tensors, and ", kept(), " are needed");
+    refuse(options_, "the archive is from another model or other options: it has ",
+           kept_there.toInt(), " tensors, but ", kept(), " are needed");
   }
   std::vector<std::pair<at::Tensor, at::Tensor>> values;  // to where, and what
   const auto read = [&](const char* what, size_t number, const at::Tensor& to) {
@@ -226,7 +225,7 @@ void LocalSgd::load(::torch::serialize::InputArchive& archive) {
     }
     if (from.sizes() != to.sizes() || from.scalar_type() != to.scalar_type()) {
       refuse(options_, "the ", what, " of \"", name, "\" is ",
-             torch_detail::type_and_shape(from, name), " in the archive and ",
+             torch_detail::type_and_shape(from, name), " in the archive but ",
              torch_detail::type_and_shape(to, name), " here");
     }
     values.emplace_back(to, from);

@@ -17,8 +17,8 @@ namespace {
 using core::concat;
 
 constexpr const char* kCureOfBuffers =
-    " (running statistics of a BatchNorm are those of a rank's own batches: compare "
-    "named_parameters(), use SyncBatchNorm, or give all ranks those of one by "
+    " (a BatchNorm keeps running statistics of its rank's own batches: compare only "
+    "named_parameters(), use SyncBatchNorm, or call "
     "broadcast_parameters(model->named_buffers()))";
 
 torch_detail::Fact describe(const std::string& what, const std::string& name,

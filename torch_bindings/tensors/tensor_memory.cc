@@ -70,11 +70,11 @@ void check_device(c10::Device device, std::string_view name) {
   if (!is_initialized()) return;
   const std::shared_ptr<ops::JobGpu> gpu = ops::gpu();
   if (gpu->device() < 0) {
-    refuse(name, concat("is on ", device, ", and rank ", rank(), " has no GPU (", gpu->why_not(),
+    refuse(name, concat("is on ", device, ", but rank ", rank(), " has no GPU (", gpu->why_not(),
                         "); move it to the CPU"));
   }
   if (device.index() != gpu->device()) {
-    refuse(name, concat("is on ", device, ", and rank ", rank(), " works on cuda:", gpu->device(),
+    refuse(name, concat("is on ", device, ", but rank ", rank(), " uses cuda:", gpu->device(),
                         " (horon::device()); move it there"));
   }
 }
@@ -92,8 +92,8 @@ void require_memory(const at::Tensor& tensor, std::string_view name) {
   // tensors.
   c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
   if (storage._mutable_data_ptr_no_checks() != nullptr) return;
-  refuse(name, concat("stands for other tensors, as a DTensor does, and has no memory of its own; ",
-                      "give what it stands for (to_local() or full_tensor() of a DTensor)"));
+  refuse(name, concat("wraps other tensors, as a DTensor does, and has no memory of its own; ",
+                      "give the tensor inside (to_local() or full_tensor() of a DTensor)"));
 }
 
 void check_tensor(const at::Tensor& tensor, std::string_view name) {
@@ -107,18 +107,20 @@ void check_tensor(const at::Tensor& tensor, std::string_view name) {
   if (!tensor.has_storage()) refuse(name, "has no storage");
   if (tensor.numel() > 0 && !tensor._is_zerotensor() && tensor.storage().nbytes() == 0) {
     refuse(name,
-           "has elements, but its memory has been freed (its storage resized to 0); give it while "
-           "it has some");
+           "has elements, but its memory has been freed (its storage resized to 0); give it before "
+           "that");
   }
 }
 
 void check_writable(const at::Tensor& tensor, std::string_view name) {
   check_tensor(tensor, name);
   if (tensor._is_zerotensor()) {
-    refuse(name, "stands for zeros without memory of its own and can't be written; clone() it");
+    refuse(name,
+           "is a ZeroTensor, which has no memory of its own and can't be written; clone() it");
   }
   if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
-    refuse(name, "has several elements in one place of memory (expanded?) and can't be written");
+    refuse(name,
+           "has several elements at one address (expanded?) and can't be written; clone() it");
   }
 }
 

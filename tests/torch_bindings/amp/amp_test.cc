@@ -144,7 +144,8 @@ TEST(GradScaler, TheStepAfterOneThatWasLeftOutBeginsAnew) {
     leave_out();
     optimizer.set_backward_passes_per_step(2);
     weighted(w, 1).backward();
-    EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("step() came"));
+    EXPECT_THAT(error_of([&] { optimizer.step(); }),
+                HasSubstr(" called step() before any parameter had"));
   }
 }
 
@@ -335,19 +336,19 @@ TEST(GradScaler, WrongUse) {
   w.mutable_grad() = at::ones({1});
   optim::SGD optimizer({w}, 0.0);
   GradScaler scaler;
-  EXPECT_THAT(error_of([&] { scaler.update(); }), HasSubstr("update() comes after step()"));
+  EXPECT_THAT(error_of([&] { scaler.update(); }), HasSubstr("update() was called before step()"));
   scaler.unscale_(optimizer);
   EXPECT_THAT(error_of([&] { scaler.unscale_(optimizer); }), HasSubstr("was called already"));
   scaler.step(optimizer);
   EXPECT_THAT(error_of([&] { scaler.step(optimizer); }), HasSubstr("was called already"));
-  EXPECT_THAT(error_of([&] { scaler.unscale_(optimizer); }), HasSubstr("comes before step()"));
+  EXPECT_THAT(error_of([&] { scaler.unscale_(optimizer); }), HasSubstr("called after step()"));
   EXPECT_THAT(error_of([&] { scaler.update(0); }), HasSubstr("the scale is 0"));
   scaler.update();
   optim::SGD narrow({half}, 0.0);
   EXPECT_THAT(error_of([&] { scaler.step(narrow); }), HasSubstr("shape [3] is float16"));
   EXPECT_THAT(error_of([] { GradScaler({.init_scale = 0}); }), HasSubstr("init_scale is 0"));
   EXPECT_THAT(error_of([] { GradScaler({.growth_factor = 1}); }),
-              HasSubstr("growth_factor is 1; it goes from above 1"));
+              HasSubstr("growth_factor is 1; give a number above 1"));
 
   GradScaler off({.enabled = false});
   EXPECT_TRUE(off.scale(w).is_same(w));

@@ -263,7 +263,7 @@ TEST_F(CheckpointFile, AWrongContentIsTheErrorOfAllRanks) {
     at::Tensor value = at::zeros({3});
     checkpoints.add("value", {{"value", value}});
     EXPECT_THAT(test::error_of([&] { checkpoints.load(path); }),
-                AllOf(HasSubstr(path), HasSubstr("is not one of Horon's")));
+                AllOf(HasSubstr(path), HasSubstr("was not written by Horon")));
     barrier();
   }
 }

@@ -55,7 +55,7 @@ class SetsWithFiles : public testing::Test {
     for (int r = 0; r < size(); ++r) (r % 2 == 0 ? evens : odds).push_back(r);
     return concat(kMismatch, ": ", call, ": the ranks give different paths: \"", even, "\" on ",
                   core::name_ranks(evens), ", \"", odd, "\" on ", core::name_ranks(odds),
-                  "; rank 0 alone uses its own. ");
+                  "; only that of rank 0 is used. ");
   }
   std::string folder_;
   const int color_ = rank() % 2;
@@ -69,7 +69,7 @@ TEST_F(SetsWithFiles, DifferentPathsAreAMismatchAndNothingIsWritten) {
   const std::string own = color_ == 0 ? even : odd;
   EXPECT_THAT(error_of([&] { const Checkpoints unused(own); }),
               AllOf(StartsWith(mismatch("Checkpoints", even, odd)),
-                    EndsWith("Checkpoints of their own: {.process_set = set}")));
+                    EndsWith("needs its own Checkpoints: {.process_set = set}")));
   EXPECT_THAT(error_of([&] { save0(at::ones({2}), own); }),
               AllOf(StartsWith(mismatch("save0", even, odd)), EndsWith("save0(value, path, set)")));
   EXPECT_TRUE(fs::is_empty(folder_));
@@ -235,7 +235,7 @@ TEST_F(SetsWithFiles, StateThatIsSharedOutIsOfTheSameSet) {
   of_all.add("optimizer", optimizer);
   EXPECT_THAT(error_of([&] { of_all.save(1); }),
               AllOf(StartsWith(kInvalid), HasSubstr("on rank 1: "),
-                    HasSubstr("is shared out over ranks 1 and 3"),
+                    HasSubstr("is sharded over ranks 1 and 3"),
                     HasSubstr("give CheckpointOptions the process_set of the optimizer")));
 }
 

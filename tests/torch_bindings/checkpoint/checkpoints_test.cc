@@ -283,11 +283,11 @@ TEST_F(DamagedFiles, AreNamedAndTheOneBeforeIsTaken) {
   write(file(2), damaged);
   EXPECT_THAT(complaint(), AllOf(HasSubstr(file(2)), HasSubstr("is damaged")));
   write(file(2), good_.substr(0, good_.size() - 1));
-  EXPECT_THAT(complaint(), AllOf(HasSubstr(file(2)), HasSubstr("is cut off")));
+  EXPECT_THAT(complaint(), AllOf(HasSubstr(file(2)), HasSubstr("is truncated")));
   write(file(2), good_.substr(0, 100));
   EXPECT_THAT(complaint(), AllOf(HasSubstr(file(2)), HasSubstr("100 bytes")));
   write(file(2), "");
-  EXPECT_THAT(complaint(), AllOf(HasSubstr(file(2)), HasSubstr("is cut off")));
+  EXPECT_THAT(complaint(), AllOf(HasSubstr(file(2)), HasSubstr("is truncated")));
   if (rank() == 0) torch::save(value_, file(2));
   barrier();
   EXPECT_THAT(complaint(), AllOf(HasSubstr(file(2)), HasSubstr("was not written by Horon")));
@@ -295,7 +295,7 @@ TEST_F(DamagedFiles, AreNamedAndTheOneBeforeIsTaken) {
   Checkpoints checkpoints(folder_);
   checkpoints.add("value", {{"value", value_}});
   const auto names_both = AllOf(HasSubstr("no checkpoint can be read"), HasSubstr(file(1)),
-                                HasSubstr(file(2)), HasSubstr("Move them away"));
+                                HasSubstr(file(2)), HasSubstr("move them away"));
   EXPECT_THAT(error_of([&] { checkpoints.load_latest(); }), names_both);
   EXPECT_THAT(error_of([&] { checkpoints.load_best(); }), HasSubstr("with a metric can be read"));
   EXPECT_THAT(error_of([&] { checkpoints.load(folder_ + "/none.pt"); }),
@@ -324,7 +324,7 @@ TEST_F(CheckpointFiles, ThatDoNotFitSayWhy) {
     checkpoints.add("model", {{"a", a}}).add("optimizer", sgd);
     checkpoints.save(1);
     EXPECT_THAT(error_of([&] { checkpoints.add("model", {{"a", a}}); }), HasSubstr("is taken"));
-    EXPECT_THAT(error_of([&] { checkpoints.add("values", {{"a", a}}); }), HasSubstr("is taken"));
+    EXPECT_THAT(error_of([&] { checkpoints.add("values", {{"a", a}}); }), HasSubstr("is reserved"));
   }
   const auto refusal = [&](const std::function<void(Checkpoints&)>& add) {
     Checkpoints checkpoints(folder_);
@@ -338,7 +338,7 @@ TEST_F(CheckpointFiles, ThatDoNotFitSayWhy) {
   EXPECT_THAT(refusal([&](Checkpoints& c) {
                 c.add("model", {{"a", b}});
               }),
-              HasSubstr("its tensor \"a\" is float32 [2, 3], here it is float32 [3, 2]"));
+              HasSubstr("its tensor \"a\" is float32 [2, 3], but here it is float32 [3, 2]"));
   EXPECT_THAT(refusal([&](Checkpoints& c) {
                 c.add("model", {{"a", fits}, {"b", b}});
               }),
@@ -346,19 +346,19 @@ TEST_F(CheckpointFiles, ThatDoNotFitSayWhy) {
   EXPECT_THAT(refusal([&](Checkpoints& c) {
                 c.add("net", {{"a", fits}});
               }),
-              HasSubstr("\"net\": it has nothing of that name"));
+              HasSubstr("\"net\": it holds nothing of that name"));
   EXPECT_THAT(refusal([&](Checkpoints& c) {
                 c.add("optimizer", {{"a", fits}});
               }),
               HasSubstr("it has no tensor \"a\""));
   torch::optim::Adam adam({a}, 0.1);
   EXPECT_THAT(refusal([&](Checkpoints& c) { c.add("optimizer", adam); }),
-              HasSubstr("it holds a torch::optim::SGD, here it is a torch::optim::Adam"));
+              HasSubstr("it holds a torch::optim::SGD, but here it is a torch::optim::Adam"));
   torch::optim::SGD more({a, b}, 0.1);
   EXPECT_THAT(refusal([&](Checkpoints& c) {
                 c.add("model", {{"a", fits}}).add("optimizer", more);
               }),
-              HasSubstr("its parameter 1 is none, here it is float32 [3, 2] of group 0"));
+              HasSubstr("its parameter 1 is none, but here it is float32 [3, 2] of group 0"));
   EXPECT_TRUE(fits.eq(0).all().item<bool>()) << "nothing was loaded";
 }
 
@@ -388,7 +388,7 @@ TEST_F(CheckpointFiles, ErrorsOfWritingAreTold) {
   next.save(3);
   next.wait();
   EXPECT_FALSE(fs::exists(folder_ + "/step-000000000009.pt.tmp17"));
-  EXPECT_THAT(error_of([&] { Checkpoints(file(2) + "/below"); }), HasSubstr("can't be made"));
+  EXPECT_THAT(error_of([&] { Checkpoints(file(2) + "/below"); }), HasSubstr("can't be created"));
   if (size() == 1) return;
   EXPECT_THAT(error_of([&] { checkpoints.save(3, {.metric = rank() * 0.5}); }),
               HasSubstr("the metric of rank 0 differs on"));

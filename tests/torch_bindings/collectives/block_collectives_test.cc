@@ -140,7 +140,7 @@ TEST(Splits, ThatCantBeAreRefusedOnEveryRank) {
               }),
               size() == 2 ? HasSubstr("for 2 ranks") : HasSubstr("give one for each rank"));
   EXPECT_THAT(error_of([&] { alltoall(at::ones({size() + (guilty ? 1 : 0)}), {.name = "a2a"}); }),
-              HasSubstr("can't be divided by the"));
+              HasSubstr("is not divisible by the"));
   EXPECT_THAT(error_of([&] { reducescatter(x, {.name = "rs", .splits = guilty ? bad : good}); }),
               HasSubstr("add up to"));
   std::vector<int64_t> other(static_cast<size_t>(size()), 0);
@@ -223,7 +223,7 @@ TEST(Group, FailsAsOne) {
   EXPECT_THAT(error_of([] {
                 grouped_allreduce({at::ones({2}), at::ones({2}, at::kLong)});
               }),
-              AllOf(HasSubstr("tensor 1 of the group is int64, the first is float32"),
+              AllOf(HasSubstr("tensor 1 of the group is int64, but the first is float32"),
                     HasSubstr("one dtype")));
   EXPECT_THAT(error_of([] { grouped_allreduce({}); }), HasSubstr("the group has no tensors"));
   if (size() == 1) return;
@@ -292,7 +292,7 @@ TEST(ZeroTensors, AreReadAndNotWritten) {
     expect_equal(reduce(none, {.op = ReduceOp::Sum}),
                  rank() == 0 ? zeros : at::empty({0}, zeros.options()));
     expect_equal(grouped_allreduce({none, ones}, {.op = ReduceOp::Sum})[0], zeros);
-    const std::string why = "stands for zeros without memory of its own";
+    const std::string why = "is a ZeroTensor, which has no memory of its own";
     EXPECT_THAT(error_of([&] { allreduce_(none); }), HasSubstr(why));
     EXPECT_THAT(error_of([&] { broadcast_(none); }), HasSubstr(why));
   }
@@ -364,8 +364,9 @@ TEST(Compression, OfAReducescatterIsTheSameOnAllRanksAndTo16Bits) {
     return error_of([&] { (void)reducescatter(rows, options); });
   };
   const at::Tensor rows = at::ones({4});
-  EXPECT_THAT(says(rows.to(at::kDouble), {.name = "d", .compression = Compression::Float16}),
-              AllOf(HasSubstr("\"d\""), HasSubstr("is for float32"), HasSubstr("not for float64")));
+  EXPECT_THAT(
+      says(rows.to(at::kDouble), {.name = "d", .compression = Compression::Float16}),
+      AllOf(HasSubstr("\"d\""), HasSubstr("can compress only float32"), HasSubstr("not float64")));
   EXPECT_THAT(says(rows, {.name = "i", .compression = Compression::Int8}), HasSubstr("int8"));
   EXPECT_THAT(says(rows, {.output = at::ones({7}), .compression = Compression::Float16}),
               HasSubstr("the output has 7 elements"));

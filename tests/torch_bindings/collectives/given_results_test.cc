@@ -169,7 +169,8 @@ TEST(Output, WhatCanNotBeWrittenIsRefused) {
   const auto error = [](const at::Tensor& output) {
     return error_of([&] { allgather(at::ones({1, 2}), {.name = "o", .output = output}); });
   };
-  EXPECT_THAT(error(at::zeros({size(), 2}, at::kDouble)), HasSubstr("is Double, the tensor Float"));
+  EXPECT_THAT(error(at::zeros({size(), 2}, at::kDouble)),
+              HasSubstr("is Double, but the tensor is Float"));
   EXPECT_THAT(error(at::zeros({size(), 3})), HasSubstr("its rows must have the shape [2]"));
   EXPECT_THAT(error(at::zeros({2, size()}).t()), HasSubstr("is not row-major"));
   EXPECT_THAT(error(at::zeros({size(), 2}, at::kComplexFloat)), HasSubstr("is complex"));

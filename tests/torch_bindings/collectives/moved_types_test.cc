@@ -108,7 +108,7 @@ TEST_P(MovedTypes, ParametersOfOneRank) {
 
 TEST_P(MovedTypes, AreNotReduced) {
   const at::Tensor mine = bits_of({4}, rank());
-  const auto says_so = AllOf(HasSubstr("\"weight\""), HasSubstr("is moved but not reduced"));
+  const auto says_so = AllOf(HasSubstr("\"weight\""), HasSubstr("can be moved but not reduced"));
   EXPECT_THAT(error_of([&] { allreduce(mine, {.name = "weight"}); }), says_so);
   EXPECT_THAT(error_of([&] { reduce(mine, {.name = "weight"}); }), says_so);
   EXPECT_THAT(error_of([&] { reducescatter(mine, {.name = "weight"}); }), says_so);
@@ -131,9 +131,9 @@ TEST_P(MovedTypes, ATypeOfTheSameLengthIsAnotherOne) {
   EXPECT_THAT(error_of([&] { allgather(rank() == 0 ? mine : other, {.name = "a"}); }),
               AllOf(HasSubstr("mismatch"), HasSubstr(c10::toString(GetParam()))));
   const at::Tensor output = integers_of(of_all([](int r) { return bits_of({2}, r); }));
-  EXPECT_THAT(
-      error_of([&] { allgather(mine, {.name = "a", .output = output}); }),
-      HasSubstr(core::concat("the output is ", output.scalar_type(), ", the tensor ", GetParam())));
+  EXPECT_THAT(error_of([&] { allgather(mine, {.name = "a", .output = output}); }),
+              HasSubstr(core::concat("the output is ", output.scalar_type(), ", but the tensor is ",
+                                     GetParam())));
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, MovedTypes,
@@ -165,7 +165,7 @@ TEST(OtherTensors, AreRefusedWithACureOnEveryRank) {
   };
   const std::string it = rank() == 0 ? "\"weight\": " : "\"weight\" was refused on rank 0: ";
   EXPECT_THAT(refused(without_memory()),
-              AllOf(HasSubstr(it + "stands for other tensors"), HasSubstr("to_local()")));
+              AllOf(HasSubstr(it + "wraps other tensors"), HasSubstr("to_local()")));
   EXPECT_THAT(refused(at::quantize_per_tensor(at::ones({2}), 0.5, 0, at::kQInt8)),
               AllOf(HasSubstr(it + "has dtype QInt8"), HasSubstr("convert it to float16")));
   EXPECT_THAT(refused(with_freed_memory()), HasSubstr(it + "has elements, but its memory"));

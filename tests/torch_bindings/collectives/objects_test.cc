@@ -180,7 +180,7 @@ TEST(Objects, WhatCannotBeWrittenIsRefusedOnEveryRank) {
   const c10::IValue bad =
       c10::IValue::make_capsule(c10::make_intrusive<torch::CustomClassHolder>());
   const c10::IValue good(int64_t{1});
-  const auto says = AllOf(StartsWith("invalid argument"), HasSubstr("can't be written"));
+  const auto says = AllOf(StartsWith("invalid argument"), HasSubstr("can't be serialized"));
   EXPECT_THAT(error_of([&] {
                 (void)broadcast_object(is_last() ? bad : good,
                                        {.name = "thing", .root = size() - 1});
@@ -354,7 +354,7 @@ TEST(OnAllRanks, WorkThatTheRanksCantAgreeOnIsNotDone) {
   remove_process_set(first);
   EXPECT_THAT(error_of([&] { on_all_ranks(work, {.name = "report", .worker = size()}); }),
               StartsWith("invalid argument: report: on rank 0: the worker, rank " +
-                         std::to_string(size()) + ", is not one of the ranks"));
+                         std::to_string(size()) + ", is not in the process set, whose ranks are"));
   EXPECT_EQ(runs, 0);
   on_all_ranks(work);
   EXPECT_EQ(runs, 1);

@@ -76,7 +76,7 @@ TEST(SparseAllreduce, HandlesMayBeAskedInAnyOrder) {
   EXPECT_TRUE(second.poll());
   EXPECT_TRUE(second.wait().is_same(second.wait()));
   EXPECT_EQ(first.wait(100s).to_dense().sum().item<double>(), 3 * size());
-  EXPECT_THAT(error_of([] { SparseHandle().wait(); }), HasSubstr("belongs to no collective"));
+  EXPECT_THAT(error_of([] { SparseHandle().wait(); }), HasSubstr("this handle is empty"));
 }
 
 TEST(SparseAllreduce, ATimeoutIsNotTheEnd) {

@@ -80,12 +80,12 @@ TEST_F(IdxFiles, BrokenFilesAreNamed) {
   EXPECT_THAT(failure(write("broken", idx({4}, 16, 13))), says("type 13"));
   EXPECT_THAT(failure(write("broken", whole.substr(0, 9))), says("header"));
   for (const size_t length : {size_t{16}, size_t{17}, whole.size() - 1}) {
-    EXPECT_THAT(failure(write("broken", whole.substr(0, length))), says("cut off"));
+    EXPECT_THAT(failure(write("broken", whole.substr(0, length))), says("truncated"));
   }
-  EXPECT_THAT(failure(write("broken", whole + "x")), says("goes on behind"));
+  EXPECT_THAT(failure(write("broken", whole + "x")), says("is longer than the"));
   EXPECT_THAT(failure(write("broken", idx({0xffffffff, 0xffffffff, 0xffffffff}, 9))),
-              says("cut off"));
-  EXPECT_THAT(failure(write("broken", idx({0xffffffff, 100}, 9))), says("cut off"));
+              says("truncated"));
+  EXPECT_THAT(failure(write("broken", idx({0xffffffff, 100}, 9))), says("truncated"));
 }
 
 TEST_F(IdxFiles, CutPackedFileIsNamed) {
@@ -94,7 +94,7 @@ TEST_F(IdxFiles, CutPackedFileIsNamed) {
     noise += static_cast<char>(x >> 24);
   const std::string path = write_packed("broken.gz", idx({5000}, 0) + noise);
   fs::resize_file(path, fs::file_size(path) / 2);
-  EXPECT_THAT(failure(path), AllOf(HasSubstr("broken.gz"), HasSubstr("cut off")));
+  EXPECT_THAT(failure(path), AllOf(HasSubstr("broken.gz"), HasSubstr("truncated")));
 }
 
 TEST_F(IdxFiles, FoldersThatLackSomethingSayWhat) {

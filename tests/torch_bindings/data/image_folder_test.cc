@@ -83,7 +83,7 @@ TEST_F(ImageFolders, ExtentOfAProgressiveImageIsRefusedBeforeItIsAllocated) {
   bytes += "\xff\xda" + std::string("\0\x0c\x03\x01\0\x02\0\x03\0\0\0\0", 12);  // the first scan
   write("all/cat/a.jpg", bytes);
   EXPECT_THAT(error_of([&] { read_image(folder_ / "all/cat/a.jpg"); }),
-              HasSubstr("is an image of 30000 x 30000 pixels; at most"));
+              HasSubstr("is an image of 30000 x 30000 pixels; the limit is"));
 }
 
 }  // namespace

@@ -123,7 +123,7 @@ TEST(ResumedSamplers, GoOnAfterSeveralResets) {
   first.next(4);
   hand_over(first, second);
   EXPECT_THAT(error_of([&] { second.reset(6); }),
-              testing::AllOf(HasSubstr("among 10 samples"), HasSubstr("begin with 6")));
+              testing::AllOf(HasSubstr("among 10 samples"), HasSubstr("reset() gives 6")));
   for (int i = 0; i < 3; ++i) second.reset(10);
   EXPECT_EQ(second.position().drawn, 4u);
   EXPECT_EQ(drain(second), drain(first));
@@ -176,21 +176,22 @@ TEST(ResumedSamplers, SayWhatDoesNotFit) {
   DistributedRandomSampler other(40, {.num_replicas = 1, .rank = 0});
   auto one = parts_of({&a});
   EXPECT_THAT(error_of([&] { other.load_resharded(one); }),
-              HasSubstr("saved by 2 ranks, and there are 1"));
+              HasSubstr("saved by 2 ranks and needs the archives of all, but got 1"));
   b.set_epoch(3);
   b.reset();
   auto apart = parts_of({&a, &b});
   EXPECT_THAT(error_of([&] { other.load_resharded(apart); }),
               HasSubstr("rank 0 was in epoch 0, rank 1 in epoch 3"));
   DistributedRandomSampler ordered(40, {.num_replicas = 2, .rank = 0, .shuffle = false});
-  EXPECT_THAT(error_of([&] { hand_over(a, ordered); }), HasSubstr("other options"));
+  EXPECT_THAT(error_of([&] { hand_over(a, ordered); }), HasSubstr("saved with shuffle = true"));
   DistributedSequentialSampler blocks(40, {.num_replicas = 2, .rank = 0});
   EXPECT_THAT(error_of([&] { hand_over(ordered, blocks); }), HasSubstr("of another kind"));
   const SamplerOptions alone{.num_replicas = 1, .rank = 0, .uneven = true};
   BalancedBatchSampler pairs({1, 2, 3, 4}, 2, alone), triples({1, 2, 3, 4}, 3, alone);
   BalancedBatchSampler dearer({1, 2, 3, 5}, 2, alone);
   EXPECT_THAT(error_of([&] { hand_over(pairs, dearer); }), HasSubstr("other costs"));
-  EXPECT_THAT(error_of([&] { hand_over(pairs, triples); }), HasSubstr("batches of 2, here they"));
+  EXPECT_THAT(error_of([&] { hand_over(pairs, triples); }),
+              HasSubstr("batches of 2, but here they"));
   std::stringstream stream;
   torch::serialize::OutputArchive out;
   out.write("x", c10::IValue(1));
@@ -202,7 +203,7 @@ TEST(ResumedSamplers, SayWhatDoesNotFit) {
                 DistributedRandomSampler(
                     9, {.num_replicas = 1, .rank = 0, .drop_last = true, .uneven = true});
               }),
-              HasSubstr("contradict"));
+              HasSubstr("drop_last and uneven are both set"));
 }
 
 // In as many epochs as it takes, each sample is left out once; without shuffling too.

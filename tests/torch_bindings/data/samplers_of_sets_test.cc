@@ -73,7 +73,7 @@ TEST_F(SamplersOfSets, AreTheShardsThatNumbersSay) {
 
 TEST_F(SamplersOfSets, WrongUseIsRefused) {
   const auto both =
-      AllOf(StartsWith(kInvalid), HasSubstr("process_set says what num_replicas and rank are"));
+      AllOf(StartsWith(kInvalid), HasSubstr("num_replicas and rank come from process_set"));
   EXPECT_THAT(error_of([&] {
                 const DistributedRandomSampler none(kSamples,
                                                     {.num_replicas = 2, .process_set = set_});

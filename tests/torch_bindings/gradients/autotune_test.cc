@@ -96,7 +96,7 @@ TEST_F(Autotune, AFileThatDoesNotFitIsNamedOnce) {
   const std::map<std::string, std::string> files = {
       {title + "model\t12 gradients of 196608 elements (Average), 7 ranks on 1 host\t" +
            "bucket_bytes=65536 first_bucket_bytes=65536\n",
-       ", 7 ranks on 1 host, and this is 12 gradients"},
+       ", 7 ranks on 1 host, but this job has 12 gradients"},
       {"epoch,loss\n", "is not a file of Horon's autotuning"}};
   for (const auto& [text, warning] : files) {
     if (test_rank() == 0) std::ofstream(path_ + ".warm") << text;

@@ -305,9 +305,9 @@ TEST(BucketOrder, AnotherOrderOrOptionOnARankIsNamed) {
   const bool first = rank() == 0;
   EXPECT_THAT(
       error_with({{first ? "v" : "w", first ? v : w}, {first ? "w" : "v", first ? w : v}}, 1),
-      AllOf(HasSubstr("parameter \"v\" of rank 0 differs"), HasSubstr("at place 1, in")));
+      AllOf(HasSubstr("parameter \"v\" of rank 0 differs"), HasSubstr("at position 1, in")));
   EXPECT_THAT(error_with({{"w", w}, {"v", v}}, first ? 2 : 1),
-              AllOf(HasSubstr("the list of options of rank 0 differs"), HasSubstr("scales 0.5")));
+              AllOf(HasSubstr("the option list of rank 0 differs"), HasSubstr("scales 0.5")));
 }
 
 GradientLayout floats(int64_t count) { return {.name = "w", .sizes = {count}, .strides = {1}}; }

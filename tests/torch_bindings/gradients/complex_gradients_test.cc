@@ -184,7 +184,7 @@ TEST(ComplexGradients, NeitherOrderNorProduct) {
     EXPECT_THAT(error_of([&] {
                   GradientReducer reducer({{"w", w}}, {.op = op});
                 }),
-                HasSubstr("\"w\" is complex, which has no "));
+                HasSubstr("\"w\" is complex, and complex dtypes have no "));
   }
   const at::Tensor frozen = at::ones({2}, at::kComplexFloat), real = leaf({2});
   GradientReducer reducer({{"frozen", frozen}, {"real", real}}, {.op = ReduceOp::Max});

@@ -298,14 +298,14 @@ TEST(FusedStepRefuses, WhatItCannotDo) {
   auto state = std::make_unique<optim::SGDParamState>();
   state->momentum_buffer(at::zeros({4, 6}, at::kDouble));
   loaded.state()[loaded.param_groups()[0].params()[1].unsafeGetTensorImpl()] = std::move(state);
-  expect_refused(loaded, possible, "the optimizer's state of it");
+  expect_refused(loaded, possible, "the optimizer's state for it");
 
   optim::SGD fine(with_gradient(at::kFloat, at::ones({4, 6})), options);
   expect_refused(fine, FusedStep::Never, "fused_step is Never");
   optim::Adam adam(with_gradient(at::kFloat, at::ones({4, 6})), optim::AdamOptions(0.1));
   expect_refused(adam, FusedStep::WhereBitEqual, "last bits");
   optim::RMSprop rms(with_gradient(at::kFloat, at::ones({4, 6})), optim::RMSpropOptions(0.1));
-  expect_refused(rms, possible, "SGD, Adam, AdamW and Adagrad only");
+  expect_refused(rms, possible, "only SGD, Adam, AdamW and Adagrad");
 }
 
 }  // namespace

@@ -57,7 +57,7 @@ class GivenUpBackward : public testing::Test {
     if (failed_here) {
       EXPECT_THAT(error, HasSubstr("the program's own"));
     } else {
-      EXPECT_THAT(error, AllOf(HasSubstr("backward() on rank 0 has ended by an exception"),
+      EXPECT_THAT(error, AllOf(HasSubstr("backward() on rank 0 ended with an exception"),
                                HasSubstr("gradients.")));
     }
   }

@@ -59,7 +59,7 @@ TEST(GpuGivenUpBackward, TheOthersAreToldAndTheNextStepIsRight) {
     } else if (rank() == 0) {
       EXPECT_THAT(error, HasSubstr("the program's own"));
     } else {
-      EXPECT_THAT(error, HasSubstr("backward() on rank 0 has ended by an exception"));
+      EXPECT_THAT(error, HasSubstr("backward() on rank 0 ended with an exception"));
     }
     (void)allreduce(at::ones({1}), {.name = "metric"});
   }

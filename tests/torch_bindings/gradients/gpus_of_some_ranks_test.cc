@@ -56,7 +56,7 @@ TEST_F(GpusOfNoRank, WhereLibTorchHasSomeIsSaid) {
   const std::string told = testing::internal::GetCapturedStderr();
   EXPECT_TRUE(is_cpu);
   const bool is_said = told.find(
-                           "device() is the CPU, though LibTorch has 4 GPUs here: Horon can "
+                           "device() is the CPU: LibTorch has 4 GPUs here, but Horon can "
                            "use none: the driver is too old") != std::string::npos;
   EXPECT_EQ(is_said, rank() == 0) << told;
 }

@@ -309,7 +309,7 @@ TEST(Optimizer, AFrozenParameterWithoutAPlaceIsNamedWhenItIsUnfrozen) {
   };
   step();
   at::Tensor(z).requires_grad_(true);
-  const std::string refused = kInvalid + ": parameter \"z\" is of dtype ComplexHalf";
+  const std::string refused = kInvalid + ": parameter \"z\" has dtype ComplexHalf";
   EXPECT_THAT(error_of(step), StartsWith(refused));
   at::Tensor(z).requires_grad_(false);
   step();
@@ -342,7 +342,7 @@ TEST(Optimizer, LayoutsThatDifferBetweenRanksAreAMismatch) {
   } else {
     EXPECT_THAT(error_of([&] { weighted(w, 1).backward(); }),
                 AllOf(StartsWith(kMismatch), HasSubstr("parameter \"w\" of rank 0 differs on rank"),
-                      HasSubstr("strides [48, 1, 12, 3], requires_grad = true, at place 0, in "
+                      HasSubstr("strides [48, 1, 12, 3], requires_grad = true, at position 0, in "
                                 "bucket 0 on rank 0")));
   }
 }

@@ -179,7 +179,7 @@ TEST(PlainRounds, WeightsComeAndGo) {
   if (size() == 1) return;
   if (rank() == 0) reducer.set_weight(2);
   EXPECT_THAT(error_of([&] { weighted(w, 1).backward(); }),
-              AllOf(StartsWith(kMismatch), HasSubstr("gave no weight")));
+              AllOf(StartsWith(kMismatch), HasSubstr("did not call set_weight()")));
 }
 
 TEST(PlainRounds, ReplicasThatGoApartAreNamed) {

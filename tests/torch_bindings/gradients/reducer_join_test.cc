@@ -97,10 +97,10 @@ TEST(Join, WeightsPassesAndErrors) {
     // All ranks that are left hear of a mistake of one of them.
     const std::string last = "rank " + std::to_string(size() - 1);
     EXPECT_THAT(error_of([&] { step_with(rank() == size() - 1 ? 1 : 2); }),
-                HasSubstr("step() came on " + last + " before"));
+                HasSubstr(last + " called step() before"));
     if (active_ranks(step) == 1) continue;
     if (rank() < size() - 1) reducer.set_weight(1);
-    EXPECT_THAT(error_of([&] { step_with(2); }), HasSubstr(last + " gave no weight"));
+    EXPECT_THAT(error_of([&] { step_with(2); }), HasSubstr(last + " did not call set_weight()"));
   }
   join_all();
 }

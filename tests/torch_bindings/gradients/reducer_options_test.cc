@@ -27,13 +27,14 @@ TEST(ReducerOptions, WrongValuesAreNamed) {
   };
   EXPECT_THAT(construction_error({.backward_passes_per_step = 0}),
               invalid("backward_passes_per_step is 0"));
-  EXPECT_THAT(construction_error({.piece_bytes = -1}), invalid("piece_bytes is -1, below 0"));
+  EXPECT_THAT(construction_error({.piece_bytes = -1}),
+              invalid("piece_bytes is -1; give 0 or more"));
   EXPECT_THAT(construction_error({.gradient_predivide_factor = 0}),
               invalid("gradient_predivide_factor is 0"));
   EXPECT_THAT(construction_error({.gradient_predivide_factor = kNaN}),
               invalid("gradient_predivide_factor is nan"));
   EXPECT_THAT(construction_error({.op = ReduceOp::Sum, .gradient_predivide_factor = 2}),
-              invalid("gradient_predivide_factor is for Average, not for Sum"));
+              invalid("gradient_predivide_factor needs op Average, but op is Sum"));
   EXPECT_THAT(construction_error({.op = ReduceOp::Max, .average_aggregated_gradients = true}),
               invalid("average_aggregated_gradients"));
   EXPECT_THAT(construction_error({.op = ReduceOp::BitOr}), invalid("op is BitOr"));
@@ -376,7 +377,8 @@ TEST(ReducerOptionsAndSession, AReducerOfAnEarlierSessionIsRefused) {
   earlier.synchronize();
   shutdown();
   init();
-  const auto says_so = AllOf(StartsWith(kInvalid), HasSubstr("a session that has ended"));
+  const auto says_so =
+      AllOf(StartsWith(kInvalid), HasSubstr("was made before the last shutdown()"));
   EXPECT_THAT(error_of([&] { weighted(w, 1).backward(); }), says_so);
   EXPECT_THAT(error_of([&] { earlier.synchronize(); }), says_so);
   EXPECT_THAT(error_of([&] { earlier.set_weight(1); }), says_so);

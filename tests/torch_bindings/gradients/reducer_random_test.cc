@@ -135,7 +135,7 @@ class Program {
       reducer_->synchronize();
       return false;
     } catch (const Error& error) {
-      EXPECT_THAT(error.what(), testing::HasSubstr("one rank has dropped it"));
+      EXPECT_THAT(error.what(), testing::HasSubstr("one rank dropped it"));
       EXPECT_TRUE(dropped_);
       EXPECT_EQ(wait_in_, WaitIn::Step);
     }

@@ -79,7 +79,7 @@ TEST(Reducer, NonLinearOpsRefuseASecondFiring) {
   weighted(w, rank() + 1).backward();
   EXPECT_THAT(error_of([&] { weighted(w, 1).backward(); }),
               AllOf(StartsWith(to_string(ErrorCode::InvalidArgument)), HasSubstr("\"weights\"")));
-  EXPECT_THAT(error_of([&] { reducer.synchronize(); }), HasSubstr("has ended by an exception"));
+  EXPECT_THAT(error_of([&] { reducer.synchronize(); }), HasSubstr("ended with an exception"));
   EXPECT_FALSE(w.grad().defined());  // a step of which a backward() has failed has none
   weighted(w, -rank()).backward();
   reducer.synchronize();
@@ -209,7 +209,7 @@ TEST(Reducer, ParameterMovesToAnotherDtype) {
   w.set_data(w.data().to(at::kFloat));
   EXPECT_THAT(error_of([&] { weighted(w, 1).backward(); }),
               AllOf(StartsWith(to_string(ErrorCode::InvalidArgument)), HasSubstr("\"weight\"")));
-  EXPECT_THAT(error_of([&] { reducer.synchronize(); }), HasSubstr("has ended by an exception"));
+  EXPECT_THAT(error_of([&] { reducer.synchronize(); }), HasSubstr("ended with an exception"));
 }
 
 // The bytes of a negated view are not its values: LibTorch negates them when it reads them.

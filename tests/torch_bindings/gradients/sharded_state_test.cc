@@ -142,7 +142,7 @@ TEST(ShardedState, APartOfTheStateIsNotSaved) {
   EXPECT_EQ(error_of([&] { (void)archive_of(optimizer); }), "no error");
   train_steps(net, optimizer, 0, 1);
   EXPECT_THAT(error_of([&] { (void)archive_of(optimizer); }),
-              AllOf(HasSubstr("shared out over"), HasSubstr("consolidate_state(")));
+              AllOf(HasSubstr("sharded over"), HasSubstr("consolidate_state(")));
   optimizer.consolidate_state();
   EXPECT_EQ(error_of([&] { (void)archive_of(optimizer); }) == "no error", rank() == 0);
   train_steps(net, optimizer, 1, 2);
@@ -172,8 +172,7 @@ TEST(ShardedState, IsBroadcastAmongAllThatShareIt) {
   DistributedOptimizer optimizer(optim::Adam(net->parameters(), 1e-2), *net, sharded());
   if (set.includes_me()) {
     EXPECT_THAT(error_of([&] { broadcast_optimizer_state(optimizer, 0, set); }),
-                AllOf(HasSubstr("is shared out over the ranks 0"),
-                      HasSubstr("among the ranks 0 and 1 alone")));
+                AllOf(HasSubstr("is sharded over ranks 0"), HasSubstr("among ranks 0 and 1 only")));
   }
   remove_process_set(set);
 }

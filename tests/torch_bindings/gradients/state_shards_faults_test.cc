@@ -100,7 +100,7 @@ TEST(StateShards, ParametersThatHaveNoOneOwnerAreRefused) {
   EXPECT_THAT(error_of([&] {
                 Sgd(optim::SGD({first, first}, momentum()), {{"first", first}}, shards());
               }),
-              HasSubstr("parameter \"first\" stands in the optimizer twice"));
+              HasSubstr("parameter \"first\" is in the optimizer's groups twice"));
   const at::Tensor sparse = at::ones({3}).to_sparse().set_requires_grad(true);
   EXPECT_THAT(error_of([&] {
                 Sgd(optim::SGD({first, sparse}, momentum()), {{"first", first}, {"sparse", sparse}},
@@ -135,7 +135,7 @@ TEST(StateShards, ARankWithoutStateDoesNotSaveItAsAll) {
   Sgd optimizer(optim::SGD(scalars.all, momentum()), scalars.named, shards());
   scalars.backward();
   optimizer.step();
-  EXPECT_THAT(save_error(optimizer), HasSubstr("is shared out over"));
+  EXPECT_THAT(save_error(optimizer), HasSubstr("is sharded over"));
   optimizer.consolidate_state(size() - 1);
   EXPECT_EQ(save_error(optimizer) == "no error", rank() == size() - 1);
   EXPECT_EQ(static_cast<int>(optimizer.state().size()),

@@ -224,7 +224,7 @@ TEST(StateShards, OnAProcessSet) {
   expect_same_bits(net, expected);
   if (set.includes_me()) {
     EXPECT_THAT(error_of([&] { optimizer.consolidate_state(1); }),
-                HasSubstr("rank 1 is not one of the ranks"));
+                HasSubstr("rank 1 is not in the process set, whose ranks are"));
   }
   remove_process_set(set);
 }
@@ -268,12 +268,12 @@ TEST(StateShards, WhereItCannotBe) {
                 DistributedOptimizer(optim::LBFGS(net->parameters(), optim::LBFGSOptions(1)), *net,
                                      sharded());
               }),
-              HasSubstr("shard_optimizer_state is not for LBFGS"));
+              HasSubstr("shard_optimizer_state doesn't work with LBFGS"));
   optim::SGD held(net->parameters(), 0.1);
-  EXPECT_THAT(error_of([&] {
-                DistributedOptimizer(static_cast<optim::Optimizer&>(held), *net, sharded());
-              }),
-              HasSubstr("shard_optimizer_state is not for an optimizer that the program holds"));
+  EXPECT_THAT(
+      error_of(
+          [&] { DistributedOptimizer(static_cast<optim::Optimizer&>(held), *net, sharded()); }),
+      HasSubstr("shard_optimizer_state doesn't work with an optimizer that the program holds"));
   EXPECT_THAT(error_of([&] { GradientReducer(net->named_parameters(), sharded()); }),
               HasSubstr("a GradientReducer makes no steps"));
 }
@@ -285,7 +285,7 @@ TEST(StateShards, RanksThatDifferAreTold) {
   options.shard_optimizer_state = rank() == 0;
   DistributedOptimizer optimizer(optim::Adam(net->parameters(), 1e-2), *net, options);
   EXPECT_THAT(error_of([&] { train_steps(net, optimizer, 0, 1); }),
-              HasSubstr("optimizer state shared out"));
+              HasSubstr("optimizer state sharded"));
 }
 
 TEST(StateShards, ARankThatHasJoinedCannotMoveItsParameters) {
@@ -294,7 +294,7 @@ TEST(StateShards, ARankThatHasJoinedCannotMoveItsParameters) {
   DistributedOptimizer optimizer(optim::Adam(net->parameters(), 1e-2), *net, sharded());
   train_steps(net, optimizer, 0, 1);
   if (rank() != 0) {
-    EXPECT_THAT(error_of([&] { train_steps(net, optimizer, 1, 2); }), HasSubstr("joined"));
+    EXPECT_THAT(error_of([&] { train_steps(net, optimizer, 1, 2); }), HasSubstr("called join()"));
   }
   join();
   broadcast_parameters(*net, size() - 1);

@@ -75,9 +75,9 @@ TEST(ThrowingClosures, AClosureThatThrowsBeforeItsGradientsAreReducedKeepsNobody
       };
       const bool is_last = rank() == size() - 1;
       for (int i = 0; i < 2; ++i) {
-        EXPECT_THAT(error_of([&] { step(true); }),
-                    HasSubstr(is_last ? "no data"
-                                      : "on rank " + std::to_string(size() - 1) + " has ended"));
+        EXPECT_THAT(
+            error_of([&] { step(true); }),
+            HasSubstr(is_last ? "no data" : "on rank " + std::to_string(size() - 1) + " ended"));
         EXPECT_EQ(w[0].item<double>(), 1 - 0.5 * i * mean_of_ranks());
         const double before = w[0].item<double>();
         EXPECT_NEAR(step(false).item<double>(), mean_of_ranks() * before, 1e-6);

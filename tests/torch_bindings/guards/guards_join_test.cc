@@ -109,7 +109,7 @@ TEST(BestCheckpointAfterJoin, ListsThatDifferWithoutAJoinAreAnError) {
   BestCheckpoint best({.name = "best"});
   if (rank() == 1) best.set_kept({{.step = 7, .value = 0.25}});
   EXPECT_THAT(error_of([&] { best.judge(8, 1); }),
-              AllOf(StartsWith("mismatch: \"best\": rank 1 has another state than rank 0"),
+              AllOf(StartsWith("mismatch: \"best\": rank 1 has a different state from rank 0"),
                     HasSubstr("broadcast_state()")));
 }
 

@@ -32,7 +32,7 @@ TEST(RankZero, OfAProcessSetIsItsLowestRank) {
       [&] {
         ++ran;
         EXPECT_THAT(error_of([&] { allreduce(at::ones({3}), {.process_set = set}); }),
-                    HasSubstr("what the lowest rank of a process set does alone"));
+                    HasSubstr("code that the lowest rank of a process set runs alone"));
       },
       set);
   EXPECT_EQ(ran, rank() == 1 ? 1 : 0);

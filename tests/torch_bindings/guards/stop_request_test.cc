@@ -185,8 +185,9 @@ TEST(StopRequest, AsksAtTheFirstOfEachNCalls) {
     if (call % 3 == 0) {
       // A call that fails does not count.
       const RankZeroScope scope;
-      EXPECT_THAT(error_of([&] { other.check(); }),
-                  StartsWith("invalid argument: \"stop_request\": it was called in what rank 0"));
+      EXPECT_THAT(
+          error_of([&] { other.check(); }),
+          StartsWith("invalid argument: \"stop_request\": it was called in code that rank 0"));
     }
     if (call % 3 == 0) {
       EXPECT_FALSE(other.check());
@@ -201,8 +202,8 @@ TEST(StopRequest, AnotherEveryIsAnErrorOfAllRanks) {
   if (size() == 1) return;
   StopRequest stop({.name = "time", .every = rank() == 1 ? 5 : 2});
   EXPECT_EQ(error_of([&] { stop.check(); }),
-            "mismatch: \"time\": `every` is 5 on rank 1 and 2 on rank 0, so that one would ask "
-            "where the other does not. Give all ranks the same");
+            "mismatch: \"time\": `every` is 5 on rank 1 and 2 on rank 0, so they would not "
+            "ask at the same steps. Give all ranks the same");
 }
 
 TEST(StopRequest, TheLowestRankLogsTheReasonOnce) {
@@ -234,9 +235,8 @@ TEST(StopRequest, WrongOptionsAreRefused) {
   EXPECT_EQ(error({.signals = {SIGUSR1, SIGKILL}}),
             kind + "signal 9 (SIGKILL) can't be caught: Invalid argument");
   EXPECT_THAT(error({.signals = {SIGSTOP}}), HasSubstr("signal 19 (SIGSTOP) can't be caught"));
-  EXPECT_EQ(error({.signals = {SIGSEGV}}),
-            kind + "no program can go on behind signal 11 (SIGSEGV)");
-  EXPECT_THAT(error({.signals = {SIGUSR1, SIGUSR1}}), HasSubstr("twice in `signals`"));
+  EXPECT_EQ(error({.signals = {SIGSEGV}}), kind + "no program can go on after signal 11 (SIGSEGV)");
+  EXPECT_THAT(error({.signals = {SIGUSR1, SIGUSR1}}), HasSubstr("`signals` names it twice"));
   EXPECT_EQ(handler_of(SIGUSR1), count_call);
 }
 
@@ -248,8 +248,8 @@ TEST(StopRequest, ASignalBelongsToOneAtATime) {
     EXPECT_EQ(error_of([] {
                 const StopRequest second({.signals = {SIGTERM, SIGUSR1}});
               }),
-              "invalid argument: stop request: signal 10 (SIGUSR1) is taken, by another "
-              "StopRequest that lives or twice in `signals`. Give it to one, once");
+              "invalid argument: stop request: signal 10 (SIGUSR1) is taken: another "
+              "StopRequest has it, or `signals` names it twice. Give it to one StopRequest, once");
     if (rank() == 0) std::raise(SIGUSR1);
     EXPECT_FALSE(other.check());
     EXPECT_TRUE(stop.check());

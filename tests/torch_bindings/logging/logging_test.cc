@@ -144,7 +144,7 @@ TEST(Logger, WrongUse) {
   EXPECT_THAT(error_of([&] { logger.log("y", 1, {.weight = kNan}); }), HasSubstr("weight is nan"));
   EXPECT_THAT(error_of([&] { logger.log("y", at::zeros({2})); }), HasSubstr("Float [2]"));
   EXPECT_THAT(error_of([&] { logger.log("y", at::Tensor()); }), HasSubstr("undefined"));
-  EXPECT_THAT(error_of([&] { logger.log("step", 1); }), HasSubstr("records have a step"));
+  EXPECT_THAT(error_of([&] { logger.log("step", 1); }), HasSubstr("which records have"));
   if (size() == 1) return;
   EXPECT_THAT(
       error_of([&] { logger.flush(rank() == 0 ? 1 : 2); }),
@@ -199,7 +199,7 @@ TEST(Logger, ASinkForAPathOfAnotherRankIsAnErrorOnAllRanks) {
   const auto sink_for = [](const std::string& path) { return std::make_unique<JsonlSink>(path); };
   const auto lost = [&](const std::string& has) {
     return AllOf(
-        StartsWith("mismatch: \"log\": rank 0 alone writes the log, and has no sink for \"" +
+        StartsWith("mismatch: \"log\": only rank 0 writes the log, but it has no sink for \"" +
                    folder + "/1.jsonl\" on rank 1"),
         HasSubstr("; it has " + has + ". Give all ranks the same paths, or sinks to rank "));
   };
@@ -222,7 +222,7 @@ TEST(Logger, ASinkForAPathOfAnotherRankIsAnErrorOnAllRanks) {
   same.flush(2);
   if (rank() == 1) same.add(sink_for(folder + "/1.jsonl"));
   if (size() > 1) {
-    EXPECT_THAT(error_of([&] { same.flush(3); }), StartsWith("mismatch: \"log\": rank 0 alone"));
+    EXPECT_THAT(error_of([&] { same.flush(3); }), StartsWith("mismatch: \"log\": only rank 0"));
     Logger none({.name = "log"});
     if (rank() == 1) none.add(std::make_unique<TensorBoardSink>(folder + "/1.jsonl"));
     EXPECT_THAT(error_of([&] { none.flush(1); }), lost("none"));
@@ -346,8 +346,9 @@ TEST(StepTimer, ScopesThatWouldCountTwiceAreRefused) {
   {
     const auto scope = timer.time(Phase::Data);
     EXPECT_THAT(error_of([&] { (void)timer.time(Phase::Forward); }),
-                HasSubstr("time() within the scope that times data"));
-    EXPECT_THAT(error_of([&] { timer.end_step(); }), HasSubstr("end_step() within the scope"));
+                HasSubstr("time() was called within the scope that times data"));
+    EXPECT_THAT(error_of([&] { timer.end_step(); }),
+                HasSubstr("end_step() was called within the scope"));
     time.now += 1;
   }
   { const auto scope = timer.time(Phase::Forward); }
@@ -375,7 +376,7 @@ TEST(StepTimer, ACallThatIsRefusedLeavesTheTimes) {
   time.now += 1;
   timer.end_step();
   rank_zero_only([&] {
-    EXPECT_THAT(error_of([&] { (void)timer.gather(); }), HasSubstr("what rank 0 does alone"));
+    EXPECT_THAT(error_of([&] { (void)timer.gather(); }), HasSubstr("code that rank 0 runs alone"));
   });
   const StepTimes times = timer.gather();
   EXPECT_EQ(times.ranks.size(), static_cast<size_t>(size()));

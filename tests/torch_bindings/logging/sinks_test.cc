@@ -135,11 +135,11 @@ TEST_F(Sinks, CsvGrowsColumnsAndGoesOnAfterARestart) {
   EXPECT_EQ(content(path("log.csv")), "step,time,x\n5,14,1\n");
   std::ofstream(path("foreign.csv")) << "name,age\n";
   EXPECT_THAT(error_of([&] { CsvSink(path("foreign.csv")).write({}); }),
-              HasSubstr("first line is not one of a log"));
+              HasSubstr("first line is not the header of a log"));
   EXPECT_EQ(content(path("foreign.csv")), "name,age\n");
   std::ofstream(path("notes.csv")) << "\nmy notes\n";
   EXPECT_THAT(error_of([&] { CsvSink(path("notes.csv")).write({}); }),
-              HasSubstr("can't go on in " + path("notes.csv")));
+              HasSubstr("can't append to " + path("notes.csv")));
   EXPECT_EQ(content(path("notes.csv")), "\nmy notes\n");
   std::ofstream(path("empty.csv")).close();
   CsvSink(path("empty.csv")).write({1, 10, {}});
@@ -181,7 +181,7 @@ TEST_F(Sinks, CsvThatCanNotBeReadIsNotReplaced) {
   EXPECT_THAT(error_of([&] {
                 sink.write({2, 11, {{"loss", 0.5}}});
               }),
-              HasSubstr("can't go on in " + path("log.csv") + ": it can't be read"));
+              HasSubstr("can't append to " + path("log.csv") + ": it can't be read"));
   EXPECT_TRUE(std::filesystem::is_symlink(path("log.csv")));
 }
 

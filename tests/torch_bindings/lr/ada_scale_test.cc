@@ -344,7 +344,7 @@ TEST(AdaScale, WrongUse) {
   };
   const at::Tensor v = leaf({1});
   DistributedOptimizer of_most(optim::SGD({v}, 0.1), {{"v", v}}, {.op = ReduceOp::Max});
-  EXPECT_THAT(error_of([&] { AdaScale(of_most, lr::constant()); }), HasSubstr("not for Max"));
+  EXPECT_THAT(error_of([&] { AdaScale(of_most, lr::constant()); }), HasSubstr("but op is Max"));
   EXPECT_THAT(made_with({.batches = 0}), HasSubstr("batches is 0"));
   EXPECT_THAT(made_with({.smoothing = 1}), HasSubstr("smoothing is 1"));
   EXPECT_THAT(made_with({.steps_per_unit = 0}), HasSubstr("steps_per_unit is 0"));

@@ -213,7 +213,7 @@ void expect_own_options(const Options& defaults) {
               testing::HasSubstr("lr is -1"));
   const ::torch::optim::SGDOptions foreign(1);
   EXPECT_THAT(test::error_of([&] { optimizer.add_param_group(group_with(foreign)); }),
-              testing::HasSubstr("are those of another optimizer"));
+              testing::HasSubstr("has the options of another optimizer"));
   EXPECT_EQ(optimizer.param_groups().size(), 3U);
 }
 

@@ -173,7 +173,7 @@ TEST(ReduceLrOnPlateau, LoadsNothingElse) {
   std::stringstream of_tensor, of_one_group;
   ::torch::save(at::ones({2}), of_tensor);
   EXPECT_THAT(error_of([&] { ::torch::load(plateau, of_tensor); }),
-              HasSubstr("ReduceLrOnPlateau: the archive holds no state of it"));
+              HasSubstr("ReduceLrOnPlateau: the archive holds no state of a ReduceLrOnPlateau"));
   auto smaller = sgd({0.125});
   ::torch::save(ReduceLrOnPlateau(smaller), of_one_group);
   EXPECT_THAT(error_of([&] { ::torch::load(plateau, of_one_group); }),
@@ -215,7 +215,7 @@ TEST(ReduceLrOnPlateau, WhatRanksHaveOtherwiseIsAnErrorOnAllOfThem) {
   auto optimizer = sgd({rank() == 1 ? 0.5 : 1});
   ReduceLrOnPlateau plateau(optimizer, {.name = "plateau", .patience = 0});
   EXPECT_THAT(error_of([&] { plateau.step(1); }),
-              AllOf(StartsWith("mismatch: \"plateau\": rank 1 has another state than rank 0"),
+              AllOf(StartsWith("mismatch: \"plateau\": rank 1 has a different state from rank 0"),
                     HasSubstr("broadcast_state()")));
   EXPECT_EQ(plateau.checks(), 0);
   broadcast_state(plateau, 0);

@@ -45,7 +45,8 @@ TEST(LrScheduler, GoesOnWithOtherBaseLearningRates) {
   scheduler.scale_base_learning_rates(3);
   EXPECT_THAT(scheduler.base_learning_rates(), ElementsAre(testing::DoubleEq(0.6), 3));
   for (const double bad : {-1.0, std::numeric_limits<double>::infinity()}) {
-    EXPECT_THAT(error_of([&] { scheduler.scale_base_learning_rates(bad); }), HasSubstr("times"));
+    EXPECT_THAT(error_of([&] { scheduler.scale_base_learning_rates(bad); }),
+                HasSubstr("the factor of base"));
   }
   EXPECT_THAT(scheduler.base_learning_rates(), ElementsAre(testing::DoubleEq(0.6), 3));
 }

@@ -153,7 +153,7 @@ TEST_F(SyncBatchNormTest, SingleValueIsRefusedOnAllRanks) {
   const at::Tensor x = at::ones({rank() == size() - 1 ? 1 : 0, 3});
   EXPECT_THAT(error_of([&] { mine->forward(x); }),
               AllOf(StartsWith("invalid argument"), HasSubstr("\"single\""),
-                    HasSubstr("single value for each channel")));
+                    HasSubstr("one value per channel")));
   EXPECT_EQ(mine->num_batches_tracked.item<int64_t>(), 0);
   mine->forward(at::ones({2, 3}));
 }
@@ -321,7 +321,7 @@ TEST_F(SyncBatchNormTest, WrongInputOfOneRankIsToldToAll) {
   EXPECT_THAT(error_of([&] {
                 mine->forward(at::ones({3, 2}, at::kLong));
               }),
-              HasSubstr("floating type"));
+              HasSubstr("floating-point dtype"));
   mine->eval();
   EXPECT_THAT(error_of([&] { mine->forward(at::ones({3, 5})); }), HasSubstr("[samples, 2, ...]"));
 }

@@ -370,7 +370,7 @@ def test_objects_of_a_rank_that_has_joined(rank, size):
     hvd.allreduce, hvd.allgather, lambda each: hvd.broadcast(each, 0), hvd.alltoall,
     hvd.reducescatter, lambda each: hvd.grouped_allreduce([each])])
 def test_what_is_no_tensor_is_refused(call):
-    with pytest.raises(TypeError, match="a ndarray is no torch.Tensor: give torch.as_tensor"):
+    with pytest.raises(TypeError, match="a ndarray is not a torch.Tensor: give torch.as_tensor"):
         call(np.ones(3))
 
 

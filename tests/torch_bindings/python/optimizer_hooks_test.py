@@ -55,7 +55,7 @@ def test_who_waits_for_the_others_behind_an_exception_lets_other_threads_run(ran
         meets.join()
     else:
         hvd.barrier()
-        with pytest.raises(RuntimeError, match="rank 0 has ended by an exception"):
+        with pytest.raises(RuntimeError, match="rank 0 ended with an exception"):
             backward(torch.clone)
         call(optimizer)
     optimizer.zero_grad()

@@ -9,7 +9,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import horon.torch as hvd
 
-REFUSED = "stands for other tensors.*to_local"
+REFUSED = "wraps other tensors.*to_local"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -31,7 +31,7 @@ def test_sends_before_the_other_rank_receives(rank, size):
     if rank == 0:
         works = [dist.isend(of_number(i), 1) for i in range(MESSAGES)]
         with pytest.raises(hvd.HorovodInternalError,
-                           match="1024 messages from rank 0 to rank 1 with tag 0 are under way"):
+                           match="1024 messages from rank 0 to rank 1 with tag 0 are in flight"):
             dist.isend(of_number(-1), 1)
         works.append(dist.isend(of_number(7), 1, tag=1))
     hvd.barrier()
@@ -55,7 +55,7 @@ def test_receives_before_the_other_rank_sends(rank, size):
     if rank == 1:
         works = [dist.irecv(received[i], 0, tag=2) for i in range(MESSAGES)]
         with pytest.raises(hvd.HorovodInternalError,
-                           match="1024 messages from rank 0 to rank 1 with tag 2 are under way"):
+                           match="1024 messages from rank 0 to rank 1 with tag 2 are in flight"):
             dist.irecv(received[MESSAGES], 0, tag=2)
     hvd.barrier()
     if rank == 0:

@@ -155,7 +155,7 @@ def test_several_dtypes_take_as_many_calls_where_one_is_refused(rank, size):
     group = dist.group.WORLD
     for _ in range(2):
         refused_on_rank_0(lambda: group.allreduce_coalesced(
-            wrong if rank == 0 else sums()).wait(), "several elements in one place")
+            wrong if rank == 0 else sums()).wait(), "several elements at one address")
     right = sums()
     group.allreduce_coalesced(right).wait()
     assert all(x.tolist() == [size, size] for x in right)
@@ -321,4 +321,4 @@ def test_types_that_are_moved_but_not_reduced(rank, size, dtype):
     dist.all_gather(lists, of(rank))
     for source in range(size):
         assert same(flat[4 * source:4 * source + 4], of(source)) and same(lists[source], of(source))
-    refused(lambda: dist.all_reduce(of(rank)), "moved but not reduced")
+    refused(lambda: dist.all_reduce(of(rank)), "can be moved but not reduced")

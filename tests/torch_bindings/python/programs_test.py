@@ -143,12 +143,12 @@ class Programs(unittest.TestCase):
     def test_an_exception_ends_those_who_wait_elsewhere(self):
         code, output = run(HERE / "waits_elsewhere.py", HORON_SHUTDOWN_TIMEOUT_S="2")
         self.assertNotEqual(code, 0, output)
-        self.assertIn("rank 0 has ended by an exception: ValueError: as it should", output)
+        self.assertIn("rank 0 ended with an exception: ValueError: as it should", output)
 
     def test_a_process_that_a_rank_spawns_is_no_rank(self):
         code, output = run(HERE / "spawns_itself.py")
         self.assertEqual(code, 0, output)
-        self.assertIn('belongs below if __name__ == "__main__"', output)
+        self.assertIn('all that only ranks do below if __name__ == "__main__"', output)
         for rank in range(2):
             self.assertIn(f"[{rank}] the process has ended with 1", output)
 
@@ -167,7 +167,7 @@ class Programs(unittest.TestCase):
             code, output = run_command(
                 [sys.executable, "-c", "import horon.torch as hvd; hvd.init()"], env=environment)
             self.assertNotEqual(code, 0, output)
-            self.assertIn("torchrun has started 2 processes, but no ranks of MPI", output)
+            self.assertIn("torchrun has started 2 processes, which are not MPI ranks", output)
 
     def test_nobody_is_ended_while_it_saves(self):
         with tempfile.TemporaryDirectory() as folder:

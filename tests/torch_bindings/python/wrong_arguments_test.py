@@ -68,7 +68,7 @@ def test_ranks_with_unlike_ops_of_groups(rank, size):
 
 @pytest.mark.parametrize("call", [hvd.synchronize, hvd.poll])
 def test_what_is_no_handle_is_refused(call):
-    with pytest.raises(TypeError, match=f"^{call.__name__}: 42 is no handle: give what"):
+    with pytest.raises(TypeError, match=f"^{call.__name__}: 42 is not a handle: give what"):
         call(42)
 
 
@@ -82,7 +82,7 @@ def test_the_other_ranks_are_told_the_name_once(rank, size):
         pytest.skip("one rank")
     with pytest.raises((TypeError, ValueError)) as raised:
         hvd.allreduce([1.0] if rank == 0 else torch.ones(1), name="loss")
-    text = "allreduce: a list is no torch.Tensor: give torch.as_tensor() of it"
+    text = "allreduce: a list is not a torch.Tensor: give torch.as_tensor() of it"
     told = f'tensor "allreduce.loss" was refused on rank 0: {text}'
     assert str(raised.value) == (text if rank == 0 else told)
 
@@ -100,7 +100,7 @@ def test_a_gradient_that_one_rank_has_not_is_told_to_the_others(rank, size, call
     if size == 1:
         pytest.skip("one rank")
     gradient = torch.ones(2 * size) if call is not reduce_sparse else torch.ones(2).to_sparse()
-    text = "a NoneType is no torch.Tensor" if rank == 0 else "was refused on rank 0"
+    text = "a NoneType is not a torch.Tensor" if rank == 0 else "was refused on rank 0"
     with pytest.raises((TypeError, ValueError), match=text):
         call(None if rank == 0 else gradient)
 
@@ -115,7 +115,7 @@ def test_a_wrong_call_that_waits_for_its_number_lets_other_threads_run(rank, siz
     meets = threading.Timer(0.2, hvd.barrier)
     if rank == 0:
         meets.start()
-    with pytest.raises((TypeError, ValueError), match="a list is no torch.Tensor"):
+    with pytest.raises((TypeError, ValueError), match="a list is not a torch.Tensor"):
         hvd.reducescatter([1.0] if rank == 0 else torch.ones(size))
     if rank == 0:
         meets.join()

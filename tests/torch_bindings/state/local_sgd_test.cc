@@ -247,11 +247,11 @@ TEST(LocalSgd, GoesOnFromAnArchive) {
   const at::Tensor y = parameter_of(2, 2);
   LocalSgd other({{"y", y}}, options), longer({{"x", x}, {"y", y}}, options);
   EXPECT_THAT(error_of([&] { load(other); }),
-              AllOf(HasSubstr("start of \"y\" is float64 [4, 3] in the archive and float64 [2, 2]"),
+              AllOf(HasSubstr("start of \"y\" is float64 [4, 3] in the archive but float64 [2, 2]"),
                     StartsWith(kInvalid)));
-  EXPECT_THAT(error_of([&] { load(longer); }), HasSubstr("has 2 tensors, and 4 are needed"));
+  EXPECT_THAT(error_of([&] { load(longer); }), HasSubstr("has 2 tensors, but 4 are needed"));
   LocalSgd plain({{"x", x}});
-  EXPECT_THAT(error_of([&] { load(plain); }), HasSubstr("has 2 tensors, and 0 are needed"));
+  EXPECT_THAT(error_of([&] { load(plain); }), HasSubstr("has 2 tensors, but 0 are needed"));
 }
 
 TEST(LocalSgd, RanksThatHaveNotBegunAlike) {

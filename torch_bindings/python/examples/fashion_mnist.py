@@ -22,7 +22,7 @@ parser = argparse.ArgumentParser(description="Fashion-MNIST with horovod.torch")
 parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist", type=pathlib.Path)
 parser.add_argument("--epochs", default=2, type=int)
 parser.add_argument("--batch-size", default=64, type=int, help="images per rank and step")
-parser.add_argument("--lr", default=0.025, type=float, help="of one rank, multiplied by the ranks")
+parser.add_argument("--lr", default=0.025, type=float, help="of one rank; multiplied by the ranks")
 parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients in 16 bits")
 
 

@@ -54,8 +54,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--precision", default="32-true", help="bf16-mixed, ...")
-    parser.add_argument("--folder", help="of checkpoints, the same on all hosts; default: one of "
-                        "this host that goes at the end")
+    parser.add_argument("--folder", help="of checkpoints, the same on all hosts; default: a "
+                        "temporary one on this host")
     args = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as temporary:
@@ -65,7 +65,7 @@ def main():
             callbacks=[keep, EarlyStopping("accuracy", mode="max", stopping_threshold=0.999)],
             logger=False, enable_progress_bar=False, enable_model_summary=False)
         if args.folder is None and trainer.num_nodes > 1:
-            parser.error("on several hosts the checkpoint needs --folder, one that all of them see")
+            parser.error("on several hosts give --folder: a folder of checkpoints that all see")
         lightning.seed_everything(1)
         model = Classifier()
         trainer.fit(model, DataLoader(digits(2000, 1), batch_size=50, shuffle=True),

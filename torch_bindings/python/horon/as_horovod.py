@@ -95,8 +95,9 @@ class _NotHere(importlib.abc.MetaPathFinder):
 
     def find_spec(self, fullname, path, target=None):
         if fullname.startswith("horovod."):
-            raise ModuleNotFoundError(f"No module named {fullname!r}: Horon has horovod.torch, and "
-                                      "nothing for TensorFlow, Keras, MXNet, Spark or Ray",
+            raise ModuleNotFoundError(f"No module named {fullname!r}: Horon has only "
+                                      "horovod.torch, nothing for TensorFlow, Keras, MXNet, "
+                                      "Spark or Ray",
                                       name=fullname)
 
 

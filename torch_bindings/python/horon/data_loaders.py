@@ -86,8 +86,8 @@ class _Worker:
                 return
             yield batch
         if self._is_replaced:
-            raise RuntimeError("another loop over this loader has begun, which ends this one: a "
-                               "loader serves one loop at a time")
+            raise RuntimeError("another loop over this loader has begun and ended this one: run "
+                               "one loop at a time over a loader")
 
     def close(self, is_replaced=False):
         self._is_replaced = is_replaced

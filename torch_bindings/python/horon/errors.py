@@ -35,8 +35,8 @@ _OF_THE_CALLER = {"invalid argument", "duplicate name", "not initialized", "conf
 
 _IN_PYTHON = {"horon::init()": "horon.torch.init()", "horon::shutdown()": "horon.torch.shutdown()",
               "Call MPI_Init_thread() yourself": "Import mpi4py.MPI first",
-              "which must end first (in Python: del optimizer)":
-                  "which must end first: call release() of that optimizer on all ranks"}
+              "destroy that one first (in Python: del optimizer)":
+                  "call release() of that optimizer on all ranks first"}
 
 
 def make(code, text):

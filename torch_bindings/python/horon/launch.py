@@ -54,17 +54,17 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
     """
     elastic = [name for name in _ELASTIC if others.get(name) is not None]
     if elastic:
-        raise NotImplementedError(f"{elastic[0]}: horonrun starts elastic jobs, run() does not")
+        raise NotImplementedError(f"{elastic[0]}: run() can't start elastic jobs; use horonrun")
     unknown = sorted(set(others) - {*_ELASTIC, *_WITHOUT_EFFECT})
     if unknown:
         raise TypeError(f"run() got an unexpected keyword argument '{unknown[0]}'")
     if hosts is not None and hostfile is not None:
         raise ValueError("hosts and hostfile are both given; choose one")
     if use_gloo:
-        raise ValueError("use_gloo: Horon's ranks are started by MPI")
+        raise ValueError("use_gloo: Horon starts ranks by MPI only; leave it out")
     ranks = next((each for each in (np, num_proc) if each is not None), 1)
     if ranks < 1:
-        raise ValueError(f"np is {ranks}, not above 0")
+        raise ValueError(f"np is {ranks}; give 1 or more")
     token = secrets.token_hex(8)
     environment = {**os.environ, **(env or {}), "HORON_LAUNCH_TOKEN": token}
     if "SLURM_JOB_ID" in environment:
@@ -93,7 +93,7 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
     code, found = _started(command, environment, call, token)
     if code != 0 or found.total is None:
         raise RuntimeError(f"the function did not return on all of {ranks} ranks: mpirun ended "
-                           f"with code {code}, and what it printed above says why")
+                           f"with code {code}; its output above says why")
     return pickle.loads(found.whole())
 
 
@@ -167,17 +167,17 @@ class _Results:
 
     def whole(self):
         if len(self._pieces) < self.total:
-            raise RuntimeError("the function has returned on all ranks, but what they gave was "
-                               "torn by what they print meanwhile: let threads that print end "
-                               "before it returns, or write the results to a file")
+            raise RuntimeError("the function returned on all ranks, but its results were torn "
+                               "apart by other output: end all threads that print before it "
+                               "returns, or write the results to a file")
         return base64.b64decode("".join(self._pieces[i] for i in range(self.total)))
 
 
 def _written(value, func=None):
     from horon.torch.state import pickler
     if pickler is pickle and getattr(func, "__module__", None) == "__main__":
-        raise RuntimeError("a function of __main__ is taken to other processes by cloudpickle: "
-                           "pip install cloudpickle, or import the function")
+        raise RuntimeError("a function of __main__ needs cloudpickle to reach other processes: "
+                           "pip install cloudpickle, or import the function from a module")
     return pickler.dumps(value)
 
 
@@ -187,7 +187,7 @@ def _started(command, environment, content, token):
         process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE,
                                    stdout=subprocess.PIPE, start_new_session=True)
     except FileNotFoundError:
-        raise RuntimeError("mpirun is not in PATH: Horon needs an MPI to start ranks") from None
+        raise RuntimeError("mpirun is not in PATH: install an MPI to start ranks") from None
     found = _Results()
     # Ranks may print before rank 0 reads, more than pipes hold.
     threading.Thread(target=_write, args=(process.stdin, content), daemon=True).start()

@@ -90,8 +90,8 @@ class HoronEnvironment(ClusterEnvironment):
         if num_devices * num_nodes != started:
             raise ValueError(
                 f"Trainer(devices={num_devices}, num_nodes={num_nodes}) asks for "
-                f"{num_devices * num_nodes} processes, MPI has started {started}: give the number "
-                f"of ranks of a host as devices, or strategy=\"horon\", which takes MPI's")
+                f"{num_devices * num_nodes} processes, but MPI has started {started}: set devices "
+                f"to the ranks per host, or use strategy=\"horon\", which takes MPI's numbers")
 
 
 class _EnvironmentOfStrategy(HoronEnvironment):

@@ -45,8 +45,8 @@ class Meeting:
         begin = time.monotonic()
         late = self._wait(begin, self._last_is_over, self._read)
         if late is not None:  # nothing of this member is there
-            raise RuntimeError(f"a group of ranks {self.ranks}: the call before this one has not "
-                               f"ended on all of them: {late}")
+            raise RuntimeError(f"a group of ranks {self.ranks}: the previous call has not ended on "
+                               f"all of them: {late}")
         self.store.set(self._given[self.rank], json.dumps(mine))
         proposal = None
         try:
@@ -57,7 +57,7 @@ class Meeting:
                 proposal = self._decision(decide)
         except BaseException as interruption:
             self.interruption = interruption
-            proposal = {"error": f"rank {self.ranks[self.rank]} has given up ({interruption!r})"}
+            proposal = {"error": f"rank {self.ranks[self.rank]} gave up ({interruption!r})"}
         outcome = self._settled(proposal)
         if "error" in outcome:
             if self.interruption is not None:
@@ -117,10 +117,10 @@ class Meeting:
             waited_s = time.monotonic() - begin
             if waited_s >= self.timeout_s:
                 return (f"{self._missing(keys)} within {self.timeout_s:g} s, the timeout of the "
-                        f"group. Each member has to call {self.call}")
+                        f"group. Call {self.call} on each member")
             if warn_after_s and waited_s >= warn_after_s:
                 logging.getLogger("horon").warning(
-                    "%s of ranks %s: %s since %.0f s", self.call, self.ranks,
+                    "%s of ranks %s: %s in %.0f s", self.call, self.ranks,
                     self._missing(keys), waited_s)
                 warn_after_s = None
             time.sleep(min(0.25, max(0.0005, waited_s / 8)))
@@ -138,7 +138,7 @@ class Meeting:
         missing = [str(rank) for rank, key in zip(self.ranks, keys)
                    if not self.store.check([key])]
         if not missing:
-            return f"rank {self.ranks[0]}, which has come, has not answered"
+            return f"rank {self.ranks[0]} has come but not answered"
         if len(missing) == 1:
             return f"rank {missing[0]} has not come"
         return f"ranks {', '.join(missing[:-1])} and {missing[-1]} have not come"
@@ -173,6 +173,6 @@ def make_process_set(store, rank, ranks, timeout_s, call):
 def _choose(members):
     world_ranks = [world_rank for world_rank, _ in members]
     if any(low >= high for low, high in zip(world_ranks, world_ranks[1:])):
-        raise ValueError(f"they are {world_ranks} in MPI, but the backend \"horon\" needs the same "
-                         "order there: number the processes as MPI does")
+        raise ValueError(f"they are ranks {world_ranks} of MPI, but the backend \"horon\" needs "
+                         "ascending ranks of MPI: number the processes as MPI does")
     return world_ranks, max(number for _, number in members)

@@ -17,7 +17,8 @@ def _minor(version):
 
 if _minor(torch.__version__) != _minor(_native.torch_version):
     raise ImportError(
-        f"horon was built for torch {_native.torch_version}, this is torch {torch.__version__}; "
-        "their C++ interfaces differ. Install horon again: pip install ./torch_bindings/python")
+        f"horon was built for torch {_native.torch_version}, but this is torch "
+        f"{torch.__version__}, whose C++ interface differs. Install horon again: "
+        "pip install ./torch_bindings/python")
 
 from horon._native import *  # noqa: E402,F401,F403

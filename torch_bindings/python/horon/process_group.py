@@ -85,8 +85,8 @@ def make_part(ranks, timeout_s):
 
 def _require_ascending(ranks, what):
     if ranks != sorted(ranks):
-        raise RuntimeError(f"{what}: groups of the backend \"horon\" have their ranks in ascending "
-                           "order")
+        raise RuntimeError(f"{what}: the backend \"horon\" needs the ranks of a group in "
+                           "ascending order")
 
 
 def _group(call, ranks, rank, timeout_s):
@@ -97,8 +97,8 @@ def _group(call, ranks, rank, timeout_s):
     is_default = call == "init_process_group()"
     of_some = not is_default and len(ranks) < get_world_size()
     if of_some and not native.is_initialized():
-        raise RuntimeError(f"{call} of ranks {ranks}, some of {get_world_size()}, can't start "
-                           "Horon, which takes them all: call horon.torch.init() on all ranks "
+        raise RuntimeError(f"{call} of ranks {ranks} can't start Horon, which needs all "
+                           f"{get_world_size()} ranks: call horon.torch.init() on all ranks "
                            "before the first group of the backend \"horon\"")
     basics.init()
     if not of_some:
@@ -137,7 +137,7 @@ def _compare(what, rank, size):
         text += (f'. The backend "horon" needs a launcher of MPI: mpirun -np {size} python '
                  "train.py, or srun --mpi=pmix")
         if "TORCHELASTIC_RUN_ID" in os.environ:
-            text += ", in the place of torchrun"
+            text += ", instead of torchrun"
     else:
         text += ". Leave rank and world_size out, or number the processes as MPI does"
     raise RuntimeError(text)
@@ -162,7 +162,7 @@ def _meet(url, timeout=None, **_):
     _compare(url.split("?")[0], given.get("rank", native.rank()),
              given.get("world_size", native.size()))
     yield _store(timeout), native.rank(), native.size()
-    raise RuntimeError("the ranks of an MPI job meet once")
+    raise RuntimeError("the ranks of an MPI job can rendezvous only once")
 
 
 def addresses_of_this_host():
@@ -182,8 +182,8 @@ def addresses_of_this_host():
             address = None
     if fault is None or address is not None:
         return (name if fault is None else None), address
-    raise RuntimeError(f"the ranks can't meet: the name of this host, \"{name}\", leads to "
-                       f"no address ({fault}), and no route leads to other hosts. Set "
+    raise RuntimeError(f"the ranks can't meet: this host's name, \"{name}\", has no "
+                       f"address ({fault}), and there is no route to other hosts. Set "
                        "MASTER_ADDR and MASTER_PORT, or put the name into /etc/hosts")
 
 
@@ -351,7 +351,7 @@ def _with_advice(meeting):
         yield from meeting
     except ValueError as error:
         if "variable RANK expected" in str(error):
-            error.args = (f"{error}. With the backend \"horon\" mpirun says it: "
+            error.args = (f"{error}. With the backend \"horon\" mpirun sets it: "
                           "mpirun -np 4 python train.py", *error.args[1:])
         raise
 

@@ -189,8 +189,9 @@ void HoronBackend::monitoredBarrier(const ::c10d::BarrierOptions& options, bool 
 int HoronBackend::other_member(int64_t rank_of_group, std::string_view call) const {
   const int rank = world_rank(rank_of_group);
   if (rank >= 0 && rank_of_group != getRank()) return rank;
-  throw Error(ErrorCode::InvalidArgument, concat(call, ": ", rank_of_group, " is no other rank of ",
-                                                 "this group, which has ", getSize(), " ranks"));
+  throw Error(ErrorCode::InvalidArgument,
+              concat(call, ": rank ", rank_of_group, " is not another rank of ",
+                     "this group, which has ", getSize(), " ranks"));
 }
 
 std::shared_ptr<Operation> HoronBackend::message(OpType type, const Tensors& tensors) const {
@@ -228,8 +229,9 @@ WorkPtr HoronBackend::recvAnysource(Tensors& tensors, int tag) {
   return work(begun, message_completions_, [ranks, chosen = std::move(source)] {
     const auto known = std::find(ranks.begin(), ranks.end(), chosen->load());
     if (known != ranks.end()) return static_cast<int>(known - ranks.begin());
-    throw Error(ErrorCode::InvalidArgument,
-                "recv from any rank: its source is known when it has come; wait for it first");
+    throw Error(
+        ErrorCode::InvalidArgument,
+        "recv from any rank: the source is known only after the message has come; wait() first");
   });
 }
 

@@ -59,7 +59,7 @@ c10::intrusive_ptr<::c10d::Backend> HoronBackend::split(
   for (const int rank : ranks) {
     if (rank < 0 || static_cast<size_t>(rank) >= parts_.ranks.size()) {
       throw Error(ErrorCode::InvalidArgument,
-                  concat("split_group(): ", rank, " is no rank of this group, which has ",
+                  concat("split_group(): rank ", rank, " is not in this group, which has ",
                          getSize(), " ranks"));
     }
     in_default_group.push_back(parts_.ranks[static_cast<size_t>(rank)]);

@@ -25,7 +25,7 @@ c10::intrusive_ptr<::c10d::Work> compressed_average(
   auto* const horon = dynamic_cast<HoronBackend*>(group.get());
   if (horon == nullptr) {
     throw Error(ErrorCode::InvalidArgument,
-                "hooks of horon.comm_hooks are for groups of the backend \"horon\", not \"" +
+                "hooks of horon.comm_hooks need a group of the backend \"horon\", not \"" +
                     group->getBackendName() + "\"");
   }
   ::c10d::AllreduceOptions options;

@@ -22,20 +22,23 @@ template <class... Parts>
 
 void require_outputs(const PendingCollective& pending, size_t outputs, size_t members) {
   if (outputs == members) return;
-  refuse(pending, "a list of ", outputs, " tensors, for ", members, " ranks of the group");
+  refuse(pending, "a list of ", outputs, " tensors is given for the ", members,
+         " ranks of the group; give one for each rank");
 }
 
 void require_lists(const PendingCollective& pending, const std::vector<Tensors>& lists,
                    size_t members, size_t inputs) {
   if (lists.size() != members) {
-    refuse(pending, lists.size(), " lists of outputs, for ", members, " ranks of the group");
+    refuse(pending, lists.size(), " lists of outputs are given for the ", members,
+           " ranks of the group; give one for each rank");
   }
   for (const Tensors& list : lists) require_results(pending, list.size(), inputs);
 }
 
 void require_results(const PendingCollective& pending, size_t outputs, size_t inputs) {
   if (outputs == inputs) return;
-  refuse(pending, "a list of ", outputs, " outputs, for ", inputs, " inputs");
+  refuse(pending, "a list of ", outputs, " outputs is given for ", inputs,
+         " inputs; give as many outputs as inputs");
 }
 
 void require_kind_of(const PendingCollective& pending, const at::Tensor& like,
@@ -47,12 +50,12 @@ void require_kind_of(const PendingCollective& pending, const at::Tensor& like,
       pending.refuse(error);
     }
     if (tensor.scalar_type() != like.scalar_type()) {
-      refuse(pending, "is of ", like.scalar_type(), " and ", tensor.scalar_type(),
-             "; inputs and outputs have one dtype, nothing is converted");
+      refuse(pending, "is of dtypes ", like.scalar_type(), " and ", tensor.scalar_type(),
+             "; give inputs and outputs of one dtype");
     }
     if (tensor.device() != like.device()) {
       refuse(pending, "is on ", like.device(), " and ", tensor.device(),
-             "; inputs and outputs are on one device");
+             "; give inputs and outputs on one device");
     }
   }
 }
@@ -60,7 +63,7 @@ void require_kind_of(const PendingCollective& pending, const at::Tensor& like,
 void require_own_part(const PendingCollective& pending, const at::Tensor& part,
                       const at::Tensor& output) {
   if (part.numel() == output.numel()) return;
-  refuse(pending, "an output of ", output.numel(), " elements, for a part of ", part.numel());
+  refuse(pending, "the output has ", output.numel(), " elements, but its part has ", part.numel());
 }
 
 void require_equal_parts(const PendingCollective& pending, const at::Tensor& whole,
@@ -78,7 +81,7 @@ std::vector<int64_t> rows_of_members(const PendingCollective& pending, const at:
   const auto count = static_cast<int64_t>(members);
   if (splits.empty()) {
     if (rows % count == 0) return std::vector<int64_t>(members, rows / count);
-    refuse(pending, "a first dimension of ", rows, " can't be divided by the ", members,
+    refuse(pending, "its first dimension, ", rows, ", is not divisible by the ", members,
            " ranks of the group; give ", called);
   }
   const bool fits = splits.size() == members &&
@@ -87,7 +90,8 @@ std::vector<int64_t> rows_of_members(const PendingCollective& pending, const at:
                     std::accumulate(splits.begin(), splits.end(), int64_t{0}) == rows;
   if (fits) return splits;
   refuse(pending, called, " is ", core::shape_text(splits), ", for ", members,
-         " ranks of the group and a first dimension of ", rows, "; give one for each, that add up");
+         " ranks of the group and a first dimension of ", rows,
+         "; give one for each rank, adding up to that");
 }
 
 std::vector<size_t> runs_of_dtype(const Tensors& tensors) {

@@ -18,7 +18,7 @@ template <class Value>
 Value& only(std::vector<Value>& list, std::string_view call) {
   if (list.size() == 1) return list.front();
   throw Error(ErrorCode::InvalidArgument,
-              core::concat(call, ": one tensor for each process, not ", list.size()));
+              core::concat(call, ": give one tensor, not a list of ", list.size()));
 }
 
 // A list for the ranks of the group has one tensor for each.

@@ -105,7 +105,7 @@ void Operation::wait_for_earlier(const PendingCollective& earlier) const {
   if (ended_by(deadline_, earlier, Asks::SignalHandlers)) return;
   if (core::in_forked_child()) return;  // this one can't begin, which says why
   throw_late(earlier.name, deadline_ - begin_,
-             "the later call that waited for it has not begun, since too many are under way");
+             "the later call that waited for it has not begun, since too many are in flight");
 }
 
 void Operation::wait_for_turn(const std::function<bool(std::chrono::nanoseconds)>& comes) const {
@@ -115,7 +115,7 @@ void Operation::wait_for_turn(const std::function<bool(std::chrono::nanoseconds)
       ErrorCode::Timeout,
       core::concat("a call of a group has waited ",
                    std::chrono::duration<double>(deadline_ - begin_).count(),
-                   " s, its timeout, for that of another thread to begin; it has not begun ",
+                   " s, its timeout, for a call of another thread to begin; it has not begun ",
                    "itself"));
 }
 

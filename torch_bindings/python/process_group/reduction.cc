@@ -25,7 +25,8 @@ ReduceOp reduce_op_of(const ::c10d::ReduceOp& op) {
     case ::c10d::ReduceOp::BXOR:
       return ReduceOp::BitXor;
     default:
-      throw Error(ErrorCode::InvalidArgument, "the backend \"horon\" has no such reduction");
+      throw Error(ErrorCode::InvalidArgument,
+                  "the backend \"horon\" doesn't support this ReduceOp");
   }
 }
 

@@ -35,7 +35,8 @@ ReduceOp checked_op(const PendingCollective& pending, const at::Tensor& tensor,
   try {
     if (op.op_ == ::c10d::ReduceOp::PREMUL_SUM) {
       throw Error(ErrorCode::InvalidArgument,
-                  concat("tensor \"", pending.name, "\": is sparse, which has no PREMUL_SUM; ",
+                  concat("tensor \"", pending.name,
+                         "\": is sparse, and sparse tensors have no PREMUL_SUM; ",
                          "multiply it, then use SUM"));
     }
     const ReduceOp reduce_op = reduce_op_of(op);

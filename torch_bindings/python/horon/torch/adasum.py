@@ -20,8 +20,8 @@ def make_adasum(optimizer, named, compression, options):
     """Called by DistributedOptimizer, which has looked at the arguments. `named`: (name, parameter)
     of all parameters. `options`: what its attributes show."""
     if compression is Compression.int8:
-        raise ValueError("op=Adasum: the steps are rounded to 16 bits at most; give "
-                         "Compression.none, fp16 or bf16")
+        raise ValueError("op=Adasum can round steps to 16 bits at most; give Compression.none, "
+                         "fp16 or bf16")
     _refuse_complex(named)
     optimizer._parameter_names = {parameter: name for name, parameter in named}
     optimizer._compression = compression
@@ -72,7 +72,7 @@ class _Adasum(WrappedOptimizer):
         self._refuse_released()
 
     def skip_synchronize(self):
-        raise AssertionError("op=Adasum has no skip_synchronize(): step() reduces what it does")
+        raise AssertionError("op=Adasum has no skip_synchronize(): it reduces in step() only")
 
     @contextlib.contextmanager
     def no_sync(self):

@@ -51,9 +51,9 @@ def _refuse_spawned_process():
     """MPI would take it for a rank, and the job would not end."""
     if os.environ.get(_PROCESS) == str(os.getppid()):
         raise RuntimeError(
-            "init() in a process that a rank has started, by multiprocessing with \"spawn\" say, "
-            "which is no rank. Such a process runs the script again, so what only ranks do, init() "
-            "too, belongs below if __name__ == \"__main__\":")
+            "init() was called in a process that a rank has started (by multiprocessing with "
+            "\"spawn\", say), which is not a rank. Such a process runs the script again, so put "
+            "init() and all that only ranks do below if __name__ == \"__main__\":")
 
 
 def _refuse_torchrun():
@@ -61,8 +61,8 @@ def _refuse_torchrun():
     count = os.environ.get("WORLD_SIZE", "1")
     of_mpi = any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
     if "TORCHELASTIC_RUN_ID" in os.environ and count != "1" and not of_mpi:
-        raise RuntimeError(f"torchrun has started {count} processes, but no ranks of MPI, so each "
-                           "of them would be a job of one rank: start them by mpirun or horonrun")
+        raise RuntimeError(f"torchrun has started {count} processes, which are not MPI ranks, so "
+                           "each would be a job of one rank: start them by mpirun or horonrun")
 
 
 def alone_by_mistake():
@@ -74,8 +74,8 @@ def alone_by_mistake():
     name = next((name for name, count in counts.items() if count), None)
     if name is None or not counts[name].isdigit() or int(counts[name]) == 1:
         return None
-    return (f"the launcher has started {counts[name]} processes ({name}), but MPI knows of this "
-            "one alone, so each of them would be a job of one rank: start them by the mpirun of "
+    return (f"the launcher has started {counts[name]} processes ({name}), but MPI knows only "
+            "this one, so each of them would be a job of one rank: start them by the mpirun of "
             "this MPI, or by srun --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH (srun --mpi=list "
             "says what there is)")
 
@@ -92,13 +92,14 @@ def _communicator(comm):
     try:
         from mpi4py import MPI
     except ImportError:
-        raise ValueError("init(comm=[ranks]) makes a communicator by mpi4py, which is not "
-                         "installed; or use a process set") from None
+        raise ValueError("init(comm=[ranks]) needs mpi4py, which is not installed; install it, "
+                         "or use a process set") from None
     world = MPI.COMM_WORLD
     if list(comm) == list(range(world.Get_size())):
         return 0, None
     if world.Get_rank() not in comm:
-        raise ValueError(f"init(comm={list(comm)}) on rank {world.Get_rank()}, which is not in it")
+        raise ValueError(f"init(comm={list(comm)}) was called on rank {world.Get_rank()}, which is "
+                         "not in it; call it on those ranks only")
     part = world.Create_group(world.Get_group().Incl(list(comm)))
     return MPI._addressof(part), part
 

@@ -70,8 +70,8 @@ def _require_handle(handle, call):
     if callable(handle):
         raise TypeError("sparse_allreduce_async() returns a function: call it for the result")
     if not isinstance(handle, Handle):
-        raise TypeError(f"{call}: {handle!r} is no handle: give what allreduce_async() or another "
-                        "call with _async in its name has returned")
+        raise TypeError(f"{call}: {handle!r} is not a handle: give what allreduce_async() or "
+                        "another call with _async in its name returned")
 
 
 def require_op(op):
@@ -99,7 +99,7 @@ def _tensors(kind, given):
     tensors = list(given)
     for each in tensors:
         if not isinstance(each, torch.Tensor):
-            raise TypeError(f"{kind}: a {type(each).__name__} is no torch.Tensor: give "
+            raise TypeError(f"{kind}: a {type(each).__name__} is not a torch.Tensor: give "
                             "torch.as_tensor() of it")
     return tensors
 
@@ -274,7 +274,7 @@ def _rows_of(splits):
     except Exception:  # what torch raises for this differs
         fits = False
     if not fits:
-        raise ValueError(f"alltoall: splits are integers, one for each rank, not {given!r}")
+        raise ValueError(f"alltoall: splits must be integers, one for each rank, not {given!r}")
     return splits.tolist()
 
 
@@ -369,7 +369,7 @@ def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
     """Of a sparse COO tensor; returns a function that waits and gives the result, coalesced."""
     op = reduction(op)
     if op not in (Average, Sum):
-        raise ValueError("sparse_allreduce_async: op is Sum or Average")
+        raise ValueError("sparse_allreduce_async: op must be Sum or Average")
     of_call = process_set.of_call()
     divisor = of_call.size() if op == Average else 1
     name = _named("sparse_allreduce", name)

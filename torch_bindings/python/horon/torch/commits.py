@@ -52,8 +52,8 @@ class Commits:
         except FileNotFoundError:
             return None
         except Exception as error:
-            raise RuntimeError(f"the commit in {self.path} can't be read ({error}); without that "
-                               "file training begins anew") from error
+            raise RuntimeError(f"the commit in {self.path} can't be read ({error}); delete that "
+                               "file to begin training anew") from error
 
     def write(self, content):
         """In the background, unless a later one comes first. The content must not change."""

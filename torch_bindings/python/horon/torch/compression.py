@@ -52,8 +52,8 @@ class Int8Compressor(Compressor):
 
     @staticmethod
     def compress(tensor):
-        raise ValueError("Compression.int8 is for DistributedOptimizer: the collectives themselves "
-                         "round to it, between hosts, and no tensor has that form")
+        raise ValueError("Compression.int8 is for DistributedOptimizer only: its collectives round "
+                         "to int8 between hosts, and a tensor can't have that form")
 
 
 class Compression:

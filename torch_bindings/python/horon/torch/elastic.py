@@ -83,9 +83,9 @@ class State:
         if content is not None:
             self.take(content)
         elif self._rank() == 0 and commits.call == 0:  # later ones may not have begun
-            warnings.warn(f"restart {commits.restart}: {commits.path} is not there, so training "
-                          "begins anew: nothing was committed, or another host has it (horonrun "
-                          "--commits names a folder that all hosts see)")
+            warnings.warn(f"restart {commits.restart}: {commits.path} does not exist, so training "
+                          "begins anew: nothing was committed, or it is on another host (set "
+                          "horonrun --commits to a folder that all hosts see)")
         self.on_reset()
 
     def commit(self):
@@ -111,7 +111,7 @@ class State:
         if self._commits is None or not self._commits.hosts_may_change:
             return
         if self._bcast_object(self._rank() == 0 and self._commits.hosts_have_changed()):
-            raise HostsUpdatedInterrupt("horonrun has found other hosts")
+            raise HostsUpdatedInterrupt("horonrun has found that the job's hosts changed")
 
     def save(self):
         raise NotImplementedError

@@ -32,13 +32,13 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     the steps of the ranks have moved the parameters by (see adasum.py).
     """
     if isinstance(optimizer, WrappedOptimizer):
-        raise ValueError("this optimizer is distributed already")
+        raise ValueError("DistributedOptimizer: this optimizer is distributed already")
     if not hasattr(optimizer, "param_groups"):
         raise TypeError(f"DistributedOptimizer: optimizer is a {type(optimizer).__name__}: give an "
                         "optimizer of torch.optim, such as SGD(model.parameters(), lr=0.1)")
     require_op(op)
     if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor is for op=Average")
+        raise ValueError("gradient_predivide_factor needs op=Average")
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
     if compression not in (Compression.none, Compression.fp16, Compression.bf16,
@@ -55,7 +55,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     reduced = _with_gradients(named)
     if isinstance(optimizer, torch.optim.LBFGS) and native.is_mixed(process_set.of_call()):
         raise ValueError("LBFGS decides by numbers that ranks with and without a GPU round "
-                         "differently, so they would not call the closure alike")
+                         "differently, so ranks would call the closure unequally often: give all "
+                         "ranks a GPU, or none")
     # SparseAdam wants sparse gradients in any case.
     dense = sparse_as_dense and not isinstance(optimizer, torch.optim.SparseAdam)
     reducer = native.Reducer(
@@ -101,9 +102,9 @@ class _Distributed(WrappedOptimizer):
             if self.grad_scale is not None:
                 divide_gradients(self, 1 / self.grad_scale)  # the next try divides
             raise RuntimeError(
-                "GradScaler has looked at the gradients of this rank before step() has reduced "
-                f"them, and {'does not know of' if found else 'knows alone of'} the NaN or the "
-                "infinity among them, so its scale would not be that of the other ranks: "
+                "GradScaler looked at this rank's gradients before step() reduced them, and "
+                f"{'missed' if found else 'alone saw'} the NaN or infinity among them, so its "
+                "scale would differ from the other ranks': "
                 + _SYNCHRONIZE_FIRST)
         if found:
             _after_step(self, (), {})
@@ -120,8 +121,8 @@ class _Distributed(WrappedOptimizer):
         _before_step(self, (self,), {})
         has_looked = self._is_alone or self._reducer.statistics()["steps"] == rounds
         if is_done and not had_some and not has_looked and self._has_gradients():
-            raise RuntimeError("this rank has run no backward() in this step, so the gradients of "
-                               "the others have come when GradScaler had looked already: " +
+            raise RuntimeError("this rank ran no backward() in this step, so it got the others' "
+                               "gradients after GradScaler had looked: " +
                                _SYNCHRONIZE_FIRST)
         return has_looked
 
@@ -215,8 +216,8 @@ def _names(optimizer, named_parameters):
     seen = set()
     twice = {name for name, _ in named if name in seen or seen.add(name)}
     if twice:
-        raise ValueError(f"named_parameters: {', '.join(sorted(twice))} stand for several "
-                         "parameters")
+        raise ValueError("named_parameters: several parameters have the same name: "
+                         f"{', '.join(sorted(twice))}")
     known = {id(parameter) for _, parameter in named}
     missing = sum(id(parameter) not in known for parameter in parameters)
     if missing:
@@ -228,22 +229,22 @@ def _names(optimizer, named_parameters):
 def _groups(groups, num_groups, names):
     """Groups as (lists of names, number of groups)."""
     if num_groups:
-        warnings.warn("num_groups is called groups now", DeprecationWarning)
+        warnings.warn("num_groups is deprecated: give groups", DeprecationWarning)
         groups = num_groups if groups is None else groups
     if groups is None:
         return [], 0
     if isinstance(groups, int) and groups >= 0:
         return [], groups
     if not isinstance(groups, list):
-        raise ValueError("groups: a number >= 0, or a list of lists of parameters")
+        raise ValueError("groups: give a number >= 0, or a list of lists of parameters")
     seen = set()
     lists = []
     for group in groups:
         for parameter in group:
             if not isinstance(parameter, torch.Tensor):
-                raise ValueError("groups: each is a list of parameters")
+                raise ValueError("groups: each group must be a list of parameters")
             if id(parameter) in seen:
-                raise ValueError("groups: a parameter is in one group only")
+                raise ValueError("groups: a parameter is named twice; put it in one group")
             seen.add(id(parameter))
         lists.append([names[parameter] for parameter in group if parameter in names])
     return [each for each in lists if each], 0
@@ -263,9 +264,9 @@ def _refuse_those_of_ddp(named):
     for name, parameter in named:
         if native.is_reduced_by_ddp(parameter):
             raise ValueError(
-                f"parameter \"{name}\" belongs to a DistributedDataParallel, which reduces its "
-                "gradient too, and then the sums are wrong: train the module without that wrapper "
-                "(if it was one, delete it first), or leave DistributedOptimizer out")
+                f"parameter \"{name}\" belongs to a DistributedDataParallel, which would reduce "
+                "its gradient a second time: train the module without that wrapper (delete the "
+                "wrapper first), or leave DistributedOptimizer out")
 
 
 class _Hooks(OrderedDict):

@@ -18,7 +18,7 @@ class ProcessSet:
             ranks_or_comm = _ranks_of(ranks_or_comm)
         self.ranks = sorted(ranks_or_comm)
         if len(set(self.ranks)) != len(self.ranks):
-            raise ValueError(f"a process set has each rank once: {self.ranks}")
+            raise ValueError(f"a process set must have each rank only once, not {self.ranks}")
         self._native = None
         self._made = []  # also those of the other ranks, where communicators differ
 
@@ -41,7 +41,7 @@ class ProcessSet:
     def of_call(self):
         """What C++ takes."""
         if self._native is None:
-            raise ValueError(f"{self} has not been added: add_process_set()")
+            raise ValueError(f"{self} has not been added: call add_process_set() first")
         return self._native
 
     def __deepcopy__(self, memo):
@@ -109,7 +109,7 @@ def _add_all_communicators(process_set):
     here = {world: rank for rank, (world, _) in enumerate(given)}
     sets = [tuple(sorted(here.get(world, -1) for world in ranks)) for _, ranks in given]
     if any(-1 in each for each in sets):
-        raise ValueError("a process set of a communicator that has ranks of other jobs")
+        raise ValueError("the communicator of a process set has ranks of other jobs")
     made = {each: native.add_process_set(list(each)) for each in dict.fromkeys(sets)}
     process_set.ranks = list(sets[native.rank()])
     process_set.of_communicator = False  # from now on a set of these ranks
@@ -133,7 +133,7 @@ def of_init(process_sets):
     if process_sets is None or process_sets == "dynamic":
         return []
     if not isinstance(process_sets, (list, tuple)):
-        raise ValueError('process_sets: a list of process sets, or "dynamic"')
+        raise ValueError('process_sets: give a list of process sets, or "dynamic"')
     return [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in process_sets]
 
 

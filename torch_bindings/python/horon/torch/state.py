@@ -31,8 +31,8 @@ def broadcast_parameters(params, root_rank):
                          "parameters()") from None
     for name, tensor in named:
         if torch.nn.parameter.is_lazy(tensor):  # told to the others where they compare theirs
-            why = (f'tensor "{name}" has no shape and no values yet: call the model once, on any '
-                   "input, before")
+            why = (f'tensor "{name}" has no shape and no values yet: call the model once first, '
+                   "on any input")
             native.require_agreement("broadcast_parameters", [], why,
                                      global_process_set.of_call())
     native.broadcast_tensors([(name, tensor) for name, tensor in named
@@ -178,7 +178,8 @@ def _written(obj):
 
 def _read(written, rank):
     if not written:
-        raise errors.make("failed", f"rank {rank} has called join(), and gives no objects any more")
+        raise errors.make("failed", f"rank {rank} has called join() and gives no more objects; "
+                                    "call this before join()")
     if written[:1] != _CAN_T_BE_WRITTEN:
         reader = pickle.Unpickler if torch.cuda.is_available() else _OnCpu
         return reader(io.BytesIO(written)).load()

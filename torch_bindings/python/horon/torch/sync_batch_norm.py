@@ -32,10 +32,10 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
 
     def _fault_of(self, input):
         if input.dim() < 2 or input.shape[1] != self.num_features:
-            return (f"the input has shape {list(input.shape)}; expected is "
+            return (f"the input has shape {list(input.shape)}; give it "
                     f"[samples, {self.num_features}, ...]")
         if not input.is_floating_point():
-            return f"the input is {input.dtype}; expected is a floating dtype"
+            return f"the input is {input.dtype}; give it a floating-point dtype"
         return None
 
     def _check_input_dim(self, input):
@@ -58,7 +58,8 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
             native.keep_objects(_KIND, of_call)
             self._name_is_until_join = False
         if statistics.small_count == 1:
-            raise ValueError("SyncBatchNorm: all ranks together have one value for each channel")
+            raise ValueError("SyncBatchNorm: one value per channel on all ranks together has no "
+                             "variance; give more samples")
         if self.track_running_stats and statistics.small_count != 0:
             self._update_running(statistics)
         self._calls += 1

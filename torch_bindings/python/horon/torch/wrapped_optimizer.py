@@ -123,8 +123,7 @@ def _within(step, of=None):
 
 def released():
     """The error of a call after release()."""
-    return RuntimeError("this DistributedOptimizer has ended by release(): use one that was made "
-                        "after that")
+    return RuntimeError("this DistributedOptimizer has been released (release()): make a new one")
 
 
 def _empty(plain):
