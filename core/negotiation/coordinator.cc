@@ -147,7 +147,8 @@ void Coordinator::take_refused(int from, const Refused& refused, Nanos now) {
 
 void Coordinator::take_drained(int from, const Drained& drained) {
   uint64_t& said = drained_[static_cast<size_t>(from)];
-  if (drained.batches <= said || drained.batches > batches_planned_) {
+  // It may know of entries that are served, and open here only until another member's words come.
+  if (drained.batches <= said || drained.batches > to_drain() + entries_.size()) {
     broken(from, concat("it says that ", drained.batches, " batches have ended"));
   }
   drained_sum_ += drained.batches - said;
@@ -171,7 +172,7 @@ void Coordinator::frozen_started(uint64_t batches, std::span<const Place> places
 }
 
 bool Coordinator::all_drained() const {
-  return drained_sum_ == batches_planned_ * static_cast<uint64_t>(size_);
+  return entries_.empty() && drained_sum_ == to_drain() * static_cast<uint64_t>(size_);
 }
 
 void Coordinator::one_less(Entry& entry) {
@@ -207,7 +208,7 @@ std::vector<Item> Coordinator::decide() {
     away_count_ = shut_count_;
   }
   if (shut_count_ == size_ && all_drained()) {
-    HORON_CHECK(entries_.empty() && planner_.empty(), "entries are left at the end of the log");
+    HORON_CHECK(planner_.empty(), "entries are left at the end of the log");
     log.emplace_back(Bye{});
     ended_ = true;
   }
@@ -217,7 +218,10 @@ std::vector<Item> Coordinator::decide() {
 }
 
 void Coordinator::close(Entry& entry, std::vector<Item>& log) {
-  if (is_served_eagerly(entry)) return;  // each member knows it
+  if (is_served_eagerly(entry)) {  // each member knows it
+    ++eager_served_;
+    return;
+  }
   if (std::optional<Fail> fail = verdict(entry)) {
     freezer_.break_row(entry.name);
     log.emplace_back(*std::move(fail));
@@ -264,56 +268,6 @@ std::optional<Fail> Coordinator::verdict(const Entry& entry) const {
   if (entry.disagree) return Fail{entry.name, ErrorCode::Mismatch, mismatch_text(entry)};
   if (joined.empty()) return std::nullopt;
   return fault_of_joined(entry, joined);
-}
-
-// The error of a collective that can't run without the members that have joined.
-std::optional<Fail> Coordinator::fault_of_joined(const Entry& entry,
-                                                 const std::vector<int>& joined) const {
-  const auto speaker = std::find_if(entry.votes.begin(), entry.votes.end(), [](const Vote& vote) {
-    return vote.kind == Vote::Kind::Ready;
-  });
-  const EntrySpec& spec = *speaker->spec;
-  if (spec.captured) {  // those members have no graph that could hold their part
-    return Fail{entry.name, ErrorCode::RankLeft,
-                concat("tensor \"", entry.name, "\" can't be captured in a graph: ",
-                       name_members(joined), joined.size() == 1 ? " has" : " have",
-                       " joined. Capture before any rank calls join().")};
-  }
-  if (spec.kind == CollectiveKind::Broadcast) {
-    const bool root_joined = std::any_of(joined.begin(), joined.end(), [&](int member) {
-      return options_.ranks[static_cast<size_t>(member)] == spec.root;
-    });
-    if (!root_joined) return std::nullopt;
-    return Fail{entry.name, ErrorCode::RankLeft,
-                concat("tensor \"", entry.name, "\" can't be broadcast: its root, rank ", spec.root,
-                       ", has joined. Broadcast before it calls join().")};
-  }
-  if (spec.kind == CollectiveKind::Reducescatter || spec.kind == CollectiveKind::Alltoall ||
-      spec.kind == CollectiveKind::Gather || spec.kind == CollectiveKind::Scatter) {
-    return Fail{entry.name, ErrorCode::RankLeft,
-                concat("tensor \"", entry.name, "\" can't complete: ", name_members(joined),
-                       joined.size() == 1 ? " has" : " have", " joined, and ", to_string(spec.kind),
-                       " needs every rank. Call it before join(), or on a process set of the ranks "
-                       "that go on.")};
-  }
-  // A barrier with parts, which say what it is for, is the session's own, as in add_process_set().
-  if (spec.kind == CollectiveKind::Barrier && !spec.parts.empty()) {
-    return Fail{entry.name, ErrorCode::RankLeft,
-                concat("\"", entry.name, "\" can't complete: ", name_members(joined),
-                       joined.size() == 1 ? " has" : " have",
-                       " joined, and it needs every rank. Call it before join(), or make process "
-                       "sets by add_process_set_among().")};
-  }
-  return std::nullopt;
-}
-
-std::string Coordinator::mismatch_text(const Entry& entry) const {
-  std::vector<std::pair<int, SpecPtr>> specs;
-  for (size_t member = 0; member < entry.votes.size(); ++member) {
-    const Vote& vote = entry.votes[member];
-    if (vote.kind == Vote::Kind::Ready) specs.emplace_back(options_.ranks[member], vote.spec);
-  }
-  return disagreement(entry.name, specs);
 }
 
 ClosedEntry Coordinator::closed(const Entry& entry) const {

@@ -133,7 +133,10 @@ class Coordinator {
   void take_refused(int from, const Refused& refused, Nanos now);
   void take_drained(int from, const Drained& drained);
   void take_filled(int from, const RingItem& filled);
-  // Every batch of the log has ended on every member, as each has said after its Shutdown.
+  // All that each member must say in Drained, as far as is known here.
+  uint64_t to_drain() const { return batches_planned_ + eager_served_; }
+  // Every batch of the log has ended on every member, as each has said after its Shutdown, and
+  // every entry that needed no record.
   bool all_drained() const;
   Entry& open(const std::string& name, Nanos now);
   Vote& vote_of(Entry& entry, int from);
@@ -185,6 +188,7 @@ class Coordinator {
   EntryIds ids_;
   std::vector<std::deque<Ahead>> ahead_;  // by member
   size_t ahead_count_ = 0;
+  uint64_t eager_served_ = 0;  // entries that needed no record
   Nanos now_ = 0;  // of the latest item
 };
 

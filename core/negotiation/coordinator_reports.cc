@@ -1,4 +1,4 @@
-// What the coordinator can tell people: who is missing, and for how long.
+// What the coordinator can tell people: who is missing, and for how long; why an entry fails.
 //
 // An entry that is not complete counts as stalled once it has been open for the age that is asked
 // about, also where all that have come were refused: one of them may have called again since,
@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "horon/core/base/text.h"
+#include "horon/core/negotiation/agreement.h"
 #include "horon/core/negotiation/coordinator.h"
 
 namespace horon::core {
@@ -90,7 +91,7 @@ std::string Coordinator::away_report(Nanos now, Nanos age) const {
   if (shut_count_ == size_ && !ended_) {
     std::vector<int> busy;
     for (int member = 0; member < size_; ++member) {
-      if (drained_[static_cast<size_t>(member)] < batches_planned_) busy.push_back(member);
+      if (drained_[static_cast<size_t>(member)] < to_drain()) busy.push_back(member);
     }
     return concat("all ranks called shutdown(); collectives still run on ", name_members(busy));
   }
@@ -102,6 +103,56 @@ std::string Coordinator::away_report(Nanos now, Nanos age) const {
     (away(static_cast<size_t>(member)) ? gone : here).push_back(member);
   }
   return concat(name_members(gone), " called shutdown() or join(); not yet: ", name_members(here));
+}
+
+// The error of a collective that can't run without the members that have joined.
+std::optional<Fail> Coordinator::fault_of_joined(const Entry& entry,
+                                                 const std::vector<int>& joined) const {
+  const auto speaker = std::find_if(entry.votes.begin(), entry.votes.end(), [](const Vote& vote) {
+    return vote.kind == Vote::Kind::Ready;
+  });
+  const EntrySpec& spec = *speaker->spec;
+  if (spec.captured) {  // those members have no graph that could hold their part
+    return Fail{entry.name, ErrorCode::RankLeft,
+                concat("tensor \"", entry.name, "\" can't be captured in a graph: ",
+                       name_members(joined), joined.size() == 1 ? " has" : " have",
+                       " joined. Capture before any rank calls join().")};
+  }
+  if (spec.kind == CollectiveKind::Broadcast) {
+    const bool root_joined = std::any_of(joined.begin(), joined.end(), [&](int member) {
+      return options_.ranks[static_cast<size_t>(member)] == spec.root;
+    });
+    if (!root_joined) return std::nullopt;
+    return Fail{entry.name, ErrorCode::RankLeft,
+                concat("tensor \"", entry.name, "\" can't be broadcast: its root, rank ", spec.root,
+                       ", has joined. Broadcast before it calls join().")};
+  }
+  if (spec.kind == CollectiveKind::Reducescatter || spec.kind == CollectiveKind::Alltoall ||
+      spec.kind == CollectiveKind::Gather || spec.kind == CollectiveKind::Scatter) {
+    return Fail{entry.name, ErrorCode::RankLeft,
+                concat("tensor \"", entry.name, "\" can't complete: ", name_members(joined),
+                       joined.size() == 1 ? " has" : " have", " joined, and ", to_string(spec.kind),
+                       " needs every rank. Call it before join(), or on a process set of the ranks "
+                       "that go on.")};
+  }
+  // A barrier with parts, which say what it is for, is the session's own, as in add_process_set().
+  if (spec.kind == CollectiveKind::Barrier && !spec.parts.empty()) {
+    return Fail{entry.name, ErrorCode::RankLeft,
+                concat("\"", entry.name, "\" can't complete: ", name_members(joined),
+                       joined.size() == 1 ? " has" : " have",
+                       " joined, and it needs every rank. Call it before join(), or make process "
+                       "sets by add_process_set_among().")};
+  }
+  return std::nullopt;
+}
+
+std::string Coordinator::mismatch_text(const Entry& entry) const {
+  std::vector<std::pair<int, SpecPtr>> specs;
+  for (size_t member = 0; member < entry.votes.size(); ++member) {
+    const Vote& vote = entry.votes[member];
+    if (vote.kind == Vote::Kind::Ready) specs.emplace_back(options_.ranks[member], vote.spec);
+  }
+  return disagreement(entry.name, specs);
 }
 
 }  // namespace horon::core

@@ -147,9 +147,10 @@ void Member::batch_finished() {
 }
 
 void Member::say_drained() {
-  if (!leaving_said_ || batches_running() > 0 || drained_said_ == batches_ended_) return;
-  drained_said_ = batches_ended_;
-  news_.emplace_back(Drained{batches_ended_});
+  const uint64_t ended = batches_ended_ + statistics_.eager_starts;
+  if (!leaving_said_ || batches_running() > 0 || drained_said_ == ended) return;
+  drained_said_ = ended;
+  news_.emplace_back(Drained{ended});
 }
 
 void Member::take_eager(int from, const Eager& eager, Effects& effects) {
@@ -174,6 +175,7 @@ void Member::gather(EntryId id, Effects& effects) {
   effects.gathered.push_back(std::move(gathered));
   ++statistics_.eager_starts;
   unserved_.erase(own);
+  say_drained();
 }
 
 void Member::hear(const Item& record, Effects& effects) {

@@ -63,7 +63,8 @@ struct Refused {
 struct Join {};
 struct Shutdown {};
 
-// After Shutdown: "all batches that the log has started have ended here, and there were so many."
+// After Shutdown: "all batches that the log has started have ended here, and there were so many,
+// with the entries that all members have sent Eager for."
 struct Drained {
   uint64_t batches = 0;
 };

@@ -128,7 +128,9 @@ endif()
 target_compile_definitions(simulation_test PRIVATE HORON_SIMULATION_SEEDS=${simulation_seeds})
 horon_test(simulation_checks_test FILES core/negotiation/simulation_checks_test.cc
            LIBS horon_simulation)
-horon_test(exploration_test FILES core/negotiation/exploration_test.cc LIBS horon_simulation
+horon_test(exploration_test
+           FILES core/negotiation/eager_votes_test.cc core/negotiation/exploration_test.cc
+           LIBS horon_simulation
            TIMEOUT 600)
 horon_test(agreement_test FILES core/negotiation/agreement_test.cc LIBS horon_simulation)
 horon_test(freeze_planner_test
@@ -142,16 +144,15 @@ horon_test(wire_format_test
                  core/negotiation/wire_format_test.cc
            LIBS horon_simulation)
 
-# With any compiler: tests the corpus and random changes of it.
+# With any compiler: tests messages of every kind and random changes of them.
 add_executable(wire_format_fuzz core/negotiation/wire_format_fuzz.cc support/fuzz_main.cc)
 horon_target(wire_format_fuzz)
-target_link_libraries(wire_format_fuzz PRIVATE horon::core)
+target_link_libraries(wire_format_fuzz PRIVATE horon_simulation)
 add_test(NAME wire_format_fuzz
-         COMMAND wire_format_fuzz
-                 ${CMAKE_CURRENT_SOURCE_DIR}/core/negotiation/wire_format_corpus
-                 --iterations=50000)
+         COMMAND wire_format_fuzz --iterations=50000)
 set_tests_properties(wire_format_fuzz PROPERTIES TIMEOUT ${horon_test_limit_s})
-# With clang: `ninja wire_format_fuzzer`, then wire_format_fuzzer CORPUS_COPY -max_total_time=60.
+# With clang: `ninja wire_format_fuzzer`, `wire_format_fuzz --write=CORPUS`, then
+# wire_format_fuzzer CORPUS -max_total_time=60.
 find_program(HORON_CLANGXX NAMES clang++ clang++-14 clang++-16 clang++-18)
 if(HORON_CLANGXX)
   file(GLOB negotiation_sources ${PROJECT_SOURCE_DIR}/core/negotiation/*.cc)

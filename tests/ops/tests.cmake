@@ -176,7 +176,8 @@ horon_test(members_sets_test FILES ops/session/members_sets_test.cc RANKS 3)
 horon_mpirun_test(members_sets_test.hosts_2_1 members_sets_test 2+1 LAUNCHER ${horon_mpirun_hosts})
 horon_mpirun_test(members_sets_test.containers_3 members_sets_test 3
                   LAUNCHER ${horon_mpirun_containers})
-horon_test(session_hosts_test FILES ops/session/session_hosts_test.cc RANKS 2)
+horon_test(session_hosts_test
+           FILES ops/session/eager_test.cc ops/session/session_hosts_test.cc RANKS 2)
 foreach(layout 1+1 2+1 2+2 1+1+1)
   string(REPLACE "+" "_" hosts ${layout})
   horon_mpirun_test(session_hosts_test.hosts_${hosts} session_hosts_test ${layout}

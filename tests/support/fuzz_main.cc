@@ -1,34 +1,25 @@
-// A driver for fuzzers where there is no libFuzzer: replays the files of a folder, then changes
-// them at random. Usage: PROGRAM CORPUS_DIR [--iterations=N] [--seed=S]
+// A driver for fuzzers where there is no libFuzzer: takes the inputs of fuzz_corpus(), then random
+// changes of them. Usage: PROGRAM [--iterations=N] [--seed=S] [--write=FOLDER]
+// --write: only writes the inputs into the folder, for libFuzzer.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <random>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "horon/tests/support/fuzz_corpus.h"
+
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace {
 
-using Input = std::vector<uint8_t>;
-
-std::vector<Input> read_corpus(const std::filesystem::path& folder) {
-  std::vector<std::filesystem::path> paths;
-  for (const auto& file : std::filesystem::directory_iterator(folder)) paths.push_back(file.path());
-  std::sort(paths.begin(), paths.end());
-  std::vector<Input> corpus;
-  for (const auto& path : paths) {
-    std::ifstream in(path, std::ios::binary);
-    corpus.emplace_back(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
-  }
-  return corpus;
-}
+using horon::testing_support::fuzz_corpus;
+using Input = horon::testing_support::FuzzInput;
 
 void change(Input& input, const std::vector<Input>& corpus, std::mt19937_64& random) {
   const size_t place = input.empty() ? 0 : random() % input.size();
@@ -70,14 +61,21 @@ int main(int argc, char** argv) {
       iterations = std::strtoull(argv[i] + 13, nullptr, 10);
     } else if (flag.starts_with("--seed=")) {
       seed = std::strtoull(argv[i] + 7, nullptr, 10);
+    } else if (flag.starts_with("--write=")) {
+      folder = flag.substr(8);
     } else {
-      folder = flag;
+      std::fprintf(stderr, "unknown argument %s\n", argv[i]);
+      return 2;
     }
   }
-  const std::vector<Input> corpus = read_corpus(folder);
-  if (corpus.empty()) {
-    std::fprintf(stderr, "no files in %s\n", folder.c_str());
-    return 2;
+  const std::vector<Input> corpus = fuzz_corpus();
+  if (!folder.empty()) {
+    std::filesystem::create_directories(folder);
+    for (size_t i = 0; i < corpus.size(); ++i) {
+      std::ofstream out(std::filesystem::path(folder) / std::to_string(i), std::ios::binary);
+      for (const uint8_t byte : corpus[i]) out.put(static_cast<char>(byte));
+    }
+    return 0;
   }
   for (const Input& input : corpus) LLVMFuzzerTestOneInput(input.data(), input.size());
   std::mt19937_64 random(seed);

@@ -1,6 +1,4 @@
 // Small worlds in every order of events, and one world of many ranks.
-#include "horon/tests/support/simulation/exploration.h"
-
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -10,34 +8,12 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/base/text.h"
+#include "horon/tests/core/negotiation/explore_all.h"
 #include "horon/tests/support/simulation/check_outcomes.h"
 #include "horon/tests/support/simulation/timed_run.h"
 
 namespace horon::simulation {
 namespace {
-
-core::SpecPtr tensor(const std::string& name, std::vector<int64_t> shape = {4}) {
-  core::EntrySpec spec;
-  spec.parts.push_back({name, std::move(shape)});
-  return std::make_shared<core::EntrySpec>(spec);
-}
-
-Action give(const std::string& name) { return submit(name, tensor(name)); }
-
-constexpr size_t kStatesMax = 400'000;
-
-void expect_well(const ExplorationReport& report, const std::vector<Program>& programs) {
-  std::string wrong;
-  for (const std::string& line : report.wrong) wrong += line + "\n";
-  EXPECT_TRUE(report.wrong.empty()) << describe(programs) << wrong;
-  EXPECT_TRUE(report.complete) << "only " << report.states << " states were visited";
-  EXPECT_GT(report.ends, 0U);
-  ::testing::Test::RecordProperty("states", std::to_string(report.states));
-}
-
-void explore_all(const std::vector<Program>& programs, SimulatedCluster::Options options = {}) {
-  expect_well(explore(options, programs, kStatesMax), programs);
-}
 
 TEST(Exploration, TwoRanksTwoTensorsTwice) {
   const Program a = {give("x"), give("y"), wait_all(), give("x"), give("y"), wait_all()};
@@ -306,83 +282,6 @@ TEST(Exploration, EveryOrderOfThreeRanksAndFourTensors) {
       }
     }
   }
-}
-
-// Each rank on a host of its own. Once a name has an id, votes for it carry the elements, but for
-// some (simulated_cluster.cc).
-SimulatedCluster::Options eager(int ranks) {
-  SimulatedCluster::Options options;
-  options.controller.eager = true;
-  for (int host = 0; host < ranks; ++host) options.controller.host_of.push_back(host);
-  return options;
-}
-
-TEST(Exploration, EagerVotes) {
-  const Program thrice = {give("x"), wait_all(), give("x"), wait_all(), give("x"), wait_all()};
-  explore_all({thrice, thrice}, eager(2));
-  const Program twice = {give("x"), wait_all(), give("x"), wait_all()};
-  explore_all({twice, twice, twice}, eager(3));
-}
-
-TEST(Exploration, EagerVotesOfTwoNames) {
-  explore_all({{give("x"), give("y"), wait_all(), give("x"), give("y"), wait_all()},
-               {give("x"), give("y"), wait_all(), give("y"), give("x"), wait_all()}},
-              eager(2));
-}
-
-TEST(Exploration, EagerVotesAndJoin) {
-  const Program last = {give("x"), wait_all(), join(), wait_all(), shutdown(), wait_all()};
-  explore_all(
-      {{give("x"), wait_all(), give("x"), wait_all(), join(), wait_all(), shutdown(), wait_all()},
-       last},
-      eager(2));
-  explore_all({{give("x"), wait_all(), give("x"), join(), wait_all()},
-               {give("x"), wait_all(), join(), wait_all()}},
-              eager(2));
-}
-
-// In many orders, too many to visit all: of three ranks, two are ahead of what the coordinator has
-// heard, and their next words wait there.
-TEST(Exploration, EagerVotesOfRanksAhead) {
-  Program program;
-  for (int round = 0; round < 6; ++round) {
-    for (const char* name : {"x", "y"}) program.push_back(give(name));
-    program.push_back(wait_all());
-  }
-  Program joins = program;
-  joins.insert(joins.end(), {join(), wait_all(), shutdown(), wait_all()});
-  TimedRun::Options timing;
-  timing.latency_max = 100 * kMillisecond;  // channels differ
-  for (timing.seed = 1; timing.seed <= 500; ++timing.seed) {
-    std::vector<Program> programs(3, joins);
-    SimulatedCluster cluster(eager(3), programs);
-    TimedRun(cluster, timing).run();
-    const auto wrong = check_outcomes(cluster, expected_outcomes(programs, cluster.names()));
-    ASSERT_TRUE(wrong.empty()) << "seed " << timing.seed << ": " << wrong.front();
-    EXPECT_GT(cluster.rank(0).controller->statistics().eager_starts, 0U);
-  }
-}
-
-TEST(Exploration, EagerVotesThatDiffer) {
-  const Action other = submit("x", tensor("x", {5}));
-  explore_all({{give("x"), wait_all(), give("x"), wait_all(), give("x"), wait_all()},
-               {give("x"), wait_all(), other, wait_all(), give("x"), wait_all()}},
-              eager(2));
-  explore_all(
-      {{give("x"), wait_all(), give("x"), wait_all(), other, wait_all(), give("x"), wait_all()},
-       {give("x"), wait_all(), give("x"), wait_all(), other, wait_all(), give("x"), wait_all()}},
-      eager(2));
-  explore_all({{give("x"), wait_all(), give("x"), wait_all(), give("x"), wait_all()},
-               {give("x"), wait_all(), refuse("x"), give("x"), wait_all()}},
-              eager(2));
-}
-
-TEST(Exploration, EagerVotesThatNeverComplete) {
-  const Program twice = {give("x"), wait_all(), give("x"), wait_all()};
-  explore_all({twice, twice, {give("x"), wait_all()}}, eager(3));
-  explore_all({{give("x"), wait_all(), give("x"), wait_all(), shutdown(), wait_all()},
-               {give("x"), wait_all(), shutdown(), wait_all()}},
-              eager(2));
 }
 
 TEST(Exploration, TenThousandRanks) {

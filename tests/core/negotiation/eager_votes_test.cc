@@ -1,0 +1,100 @@
+// Votes that carry the elements (core::Eager): every order of events in small worlds.
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "horon/tests/core/negotiation/explore_all.h"
+#include "horon/tests/support/simulation/check_outcomes.h"
+#include "horon/tests/support/simulation/timed_run.h"
+
+namespace horon::simulation {
+namespace {
+
+// Each rank on a host of its own. Once a name has an id, votes for it carry the elements, but for
+// some (simulated_cluster.cc).
+SimulatedCluster::Options eager(int ranks) {
+  SimulatedCluster::Options options;
+  options.controller.eager = true;
+  for (int host = 0; host < ranks; ++host) options.controller.host_of.push_back(host);
+  return options;
+}
+
+TEST(EagerVotes, OfTwoAndThreeRanks) {
+  const Program thrice = {give("x"), wait_all(), give("x"), wait_all(), give("x"), wait_all()};
+  explore_all({thrice, thrice}, eager(2));
+  const Program twice = {give("x"), wait_all(), give("x"), wait_all()};
+  explore_all({twice, twice, twice}, eager(3));
+}
+
+TEST(EagerVotes, OfTwoNames) {
+  explore_all({{give("x"), give("y"), wait_all(), give("x"), give("y"), wait_all()},
+               {give("x"), give("y"), wait_all(), give("y"), give("x"), wait_all()}},
+              eager(2));
+}
+
+TEST(EagerVotes, BesideJoin) {
+  const Program last = {give("x"), wait_all(), join(), wait_all(), shutdown(), wait_all()};
+  explore_all(
+      {{give("x"), wait_all(), give("x"), wait_all(), join(), wait_all(), shutdown(), wait_all()},
+       last},
+      eager(2));
+  explore_all({{give("x"), wait_all(), give("x"), join(), wait_all()},
+               {give("x"), wait_all(), join(), wait_all()}},
+              eager(2));
+}
+
+// Worlds with too many orders to visit all: some of them.
+void run_often(const std::vector<Program>& programs) {
+  TimedRun::Options timing;
+  timing.latency_max = 100 * kMillisecond;  // channels differ
+  for (timing.seed = 1; timing.seed <= 500; ++timing.seed) {
+    SimulatedCluster cluster(eager(static_cast<int>(programs.size())), programs);
+    TimedRun(cluster, timing).run();
+    const auto wrong = check_outcomes(cluster, expected_outcomes(programs, cluster.names()));
+    ASSERT_TRUE(wrong.empty()) << "seed " << timing.seed << ": " << wrong.front();
+    EXPECT_GT(cluster.rank(0).controller->statistics().eager_starts, 0U);
+  }
+}
+
+// Two of three ranks are ahead of what the coordinator has heard, and their next words wait there.
+TEST(EagerVotes, OfRanksAhead) {
+  Program program;
+  for (int round = 0; round < 6; ++round) {
+    for (const char* name : {"x", "y"}) program.push_back(give(name));
+    program.push_back(wait_all());
+  }
+  program.insert(program.end(), {join(), wait_all(), shutdown(), wait_all()});
+  run_often({program, program, program});
+}
+
+// The coordinator has the elements of all ranks before another rank has: the end waits for it.
+TEST(EagerVotes, OfRanksThatLeave) {
+  const Program leaves = {give("x"), wait_all(), give("x"), shutdown(), wait_all()};
+  run_often({leaves, leaves, leaves});
+}
+
+TEST(EagerVotes, ThatDiffer) {
+  const Action other = submit("x", tensor("x", {5}));
+  explore_all({{give("x"), wait_all(), give("x"), wait_all(), give("x"), wait_all()},
+               {give("x"), wait_all(), other, wait_all(), give("x"), wait_all()}},
+              eager(2));
+  explore_all(
+      {{give("x"), wait_all(), give("x"), wait_all(), other, wait_all(), give("x"), wait_all()},
+       {give("x"), wait_all(), give("x"), wait_all(), other, wait_all(), give("x"), wait_all()}},
+      eager(2));
+  explore_all({{give("x"), wait_all(), give("x"), wait_all(), give("x"), wait_all()},
+               {give("x"), wait_all(), refuse("x"), give("x"), wait_all()}},
+              eager(2));
+}
+
+TEST(EagerVotes, ThatNeverComplete) {
+  const Program twice = {give("x"), wait_all(), give("x"), wait_all()};
+  explore_all({twice, twice, {give("x"), wait_all()}}, eager(3));
+  explore_all({{give("x"), wait_all(), give("x"), wait_all(), shutdown(), wait_all()},
+               {give("x"), wait_all(), shutdown(), wait_all()}},
+              eager(2));
+}
+
+}  // namespace
+}  // namespace horon::simulation
