@@ -23,10 +23,10 @@ namespace horon::core {
 struct ClosedEntry {
   std::string name;
   SpecPtr spec;
-  bool eager = false;            // see Ready
   std::vector<bool> produced;    // per part: somebody has it; empty: all
   std::vector<int64_t> extents;  // has_own_rows(): of each member, one after the other
   std::vector<int> joined;       // members without a vote that have joined
+  bool eager = false;            // see Ready
 };
 
 // The bytes of all parts.

@@ -70,7 +70,9 @@ TEST(EagerVotes, OfRanksAhead) {
 
 // The coordinator has the elements of all ranks before another rank has: the end waits for it.
 TEST(EagerVotes, OfRanksThatLeave) {
-  const Program leaves = {give("x"), wait_all(), give("x"), shutdown(), wait_all()};
+  const Action pause = think(kMillisecond);  // the second call is one that is eager on all ranks
+  const Program leaves = {give("x"), wait_all(), pause,      pause,
+                          pause,     give("x"),  shutdown(), wait_all()};
   run_often({leaves, leaves, leaves});
 }
 

@@ -72,7 +72,7 @@ TEST(SubmissionCheck, TensorsAreDividedAsOne) {
   EXPECT_THAT(fault(CollectiveKind::Reducescatter, {}), HasSubstr("0 splits for 3 ranks"));
   EXPECT_THAT(fault(CollectiveKind::Reducescatter, {1, 4, 1}), HasSubstr("add up to 6"));
   EXPECT_THAT(fault(CollectiveKind::Reducescatter, {0, 4, 1}, 5), HasSubstr("one piece of memory"));
-  EXPECT_THAT(fault(CollectiveKind::Allreduce, {0, 4, 1}), HasSubstr("not by allreduce"));
+  EXPECT_THAT(fault(CollectiveKind::Allreduce, {0, 4, 1}), HasSubstr("this is allreduce"));
 }
 
 TEST(SubmissionCheck, BlocksOfAResultAreOnePerRank) {

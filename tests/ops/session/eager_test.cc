@@ -84,7 +84,7 @@ TEST(Eager, AllTypesAndReductionsHaveTheBitsOfTheOtherPath) {
       core::EntrySpec spec;
       spec.dtype = static_cast<DataType>(dtype);
       spec.reduce_op = static_cast<ReduceOp>(op);
-      if (!core::why_no_reduction(spec.dtype, spec.reduce_op).empty()) continue;
+      if (!why_no_reduction(spec.dtype, spec.reduce_op).empty()) continue;
       if (spec.reduce_op == ReduceOp::Adasum) continue;
       spec.parts = {{"x", {7}}, {"y", {0}}, {"z", {}}, {"w", {2, 25}}};
       expect_same_bits(spec);
