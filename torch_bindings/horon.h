@@ -17,6 +17,10 @@
 // where all are concerned; nothing waits in silence for a rank that does not come.
 #pragma once
 
+// Ahead of the headers, so that this is the first error.
+static_assert(__cplusplus > 201703L,
+              "Horon needs C++20: compile with -std=c++20, in CMake set(CMAKE_CXX_STANDARD 20)");
+
 #include "horon/core/base/error.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/amp/autocast.h"

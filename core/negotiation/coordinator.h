@@ -154,6 +154,12 @@ class Coordinator {
   std::vector<int> silent_members(const Entry& entry) const;
   static std::vector<int> members_with(const Entry& entry, Vote::Kind kind);
   size_t count_stalled(Nanos now, Nanos age) const;
+  // What stall_report() has named.
+  struct Reported {
+    const std::string* name;
+    std::vector<int> ready, silent;
+  };
+  std::string waiting_for_each_other(const std::vector<Reported>& reported) const;
   std::optional<Fail> fault_of_joined(const Entry& entry, const std::vector<int>& joined) const;
 
   // "rank 1", "ranks 1 and 2"

@@ -6,12 +6,27 @@
 // none is behind one that is too young. There may be thousands, and a late rank that submits them
 // ends one after the other: what is told each time must not look at all of them.
 #include <algorithm>
+#include <iterator>
 
 #include "horon/core/base/text.h"
 #include "horon/core/negotiation/agreement.h"
 #include "horon/core/negotiation/coordinator.h"
 
 namespace horon::core {
+namespace {
+
+// The first member of both, which are sorted; -1: none.
+int first_of_both(const std::vector<int>& some, const std::vector<int>& others) {
+  auto other = others.begin();
+  for (const int member : some) {
+    other = std::lower_bound(other, others.end(), member);
+    if (other == others.end()) break;
+    if (*other == member) return member;
+  }
+  return -1;
+}
+
+}  // namespace
 
 std::vector<int> Coordinator::missing_members(Nanos now, Nanos age) const {
   std::vector<int> missing;
@@ -66,6 +81,7 @@ std::vector<int> Coordinator::members_with(const Entry& entry, Vote::Kind kind) 
 std::string Coordinator::stall_report(Nanos now, Nanos age) const {
   TextStream out;
   size_t named = 0;
+  std::vector<Reported> reported;
   for (const Entry& entry : entries_) {
     if (named == kReportedMax || now - entry.opened < age) break;
     if (entry.complete()) continue;
@@ -80,10 +96,28 @@ std::string Coordinator::stall_report(Nanos now, Nanos age) const {
       out << (ready.empty() ? "" : "; ") << "refused on " << name_members(refused);
     out << ")";
     if (entry.disagree) out << "; already seen: " << mismatch_text(entry);
+    reported.push_back({&entry.name, ready, silent});
   }
   const size_t others = count_stalled(now, age) - named;
   if (others > 0) out << "; and " << others << " more tensors";
+  out << waiting_for_each_other(reported);
   return out.str();
+}
+
+// Two ranks of which each has what the other lacks: the most frequent reason is a collective, or a
+// backward(), that only some ranks reach. It does not pass by waiting, unlike a rank that is slow.
+std::string Coordinator::waiting_for_each_other(const std::vector<Reported>& reported) const {
+  for (auto one = reported.begin(); one != reported.end(); ++one) {
+    for (auto other = std::next(one); other != reported.end(); ++other) {
+      const int first = first_of_both(one->ready, other->silent);
+      const int second = first_of_both(other->ready, one->silent);
+      if (first < 0 || second < 0) continue;
+      return concat("; ", name_members({first}), " waits with \"", *one->name, "\" and ",
+                    name_members({second}), " with \"", *other->name,
+                    "\": is one of them in a branch that not all ranks take?");
+    }
+  }
+  return "";
 }
 
 std::string Coordinator::away_report(Nanos now, Nanos age) const {

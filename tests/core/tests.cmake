@@ -175,7 +175,8 @@ horon_test(tuning_test
                  core/tuning/gaussian_process_test.cc core/tuning/tuning_files_test.cc)
 horon_test(controller_gate_test FILES core/negotiation/controller_gate_test.cc)
 horon_test(controller_test FILES core/negotiation/controller_seek_test.cc
-                                core/negotiation/controller_test.cc)
+                                core/negotiation/controller_test.cc
+                                core/negotiation/stall_report_test.cc)
 horon_test(entry_ids_test FILES core/negotiation/entry_ids_test.cc)
 horon_test(liveness_test FILES core/negotiation/liveness_test.cc)
 

@@ -121,6 +121,19 @@ class Package(unittest.TestCase):
         self.assertNotEqual(code, 0, told)
         self.assertIn("horon has no component gpu; it has core and torch", " ".join(told.split()))
 
+    def test_a_project_of_an_old_cmake(self):
+        """As LibTorch's own examples begin. What such a project leaves unset is set here."""
+        sources = self.folder / "old_cmake"
+        sources.mkdir()
+        (sources / "CMakeLists.txt").write_text(
+            "cmake_minimum_required(VERSION 3.0)\nproject(old_cmake CXX)\n"
+            "find_package(horon REQUIRED COMPONENTS core)\n")
+        code, told = call("cmake", "-S", sources, "-B", sources / "build", "-G", "Ninja",
+                          f"-DCMAKE_PREFIX_PATH={self.prefix}")
+        if "Compatibility with CMake < 3.5 has been removed" in told:
+            self.skipTest("this CMake refuses such a project")
+        self.assertEqual(code, 0, told)
+
     def test_as_a_part_of_another_build(self):
         """Also with shared libraries: as a part, then as installed from there. What makes the build
         take long and shows nothing here is left out."""

@@ -152,7 +152,8 @@ HookedParameter::HookedParameter(const at::Tensor& parameter, const std::string&
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("parameter \"", name,
                              "\" belongs to another distributed optimizer or gradient reducer; ",
-                             "destroy that one first (in Python: del optimizer)"));
+                             "destroy that one first (in Python: del optimizer); give each ",
+                             "parameter to one of them only"));
   }
   link_ = std::make_shared<HookLink>();
   link_->listener = listener;

@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <initializer_list>
 #include <map>
+#include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -13,7 +15,9 @@
 
 namespace torch::nn {
 class Module;
-}
+template <typename Contained>
+class ModuleHolder;
+}  // namespace torch::nn
 
 namespace horon {
 
@@ -35,6 +39,16 @@ class NamedTensors {
       : NamedTensors(std::vector<at::Tensor>(tensors)) {}
   // The module's parameters and buffers (running means and the like).
   NamedTensors(const torch::nn::Module& module);
+  // For a program that gives what holds its module, as torch::save() takes it: without these, the
+  // compiler lists all constructors, and none of them tells the cure.
+  template <class Contained>
+  NamedTensors(const torch::nn::ModuleHolder<Contained>&) {
+    static_assert(std::is_void_v<Contained>, "give the module itself: *model instead of model");
+  }
+  template <class Held>
+  NamedTensors(const std::shared_ptr<Held>&) {
+    static_assert(std::is_void_v<Held>, "give the module itself: *model instead of model");
+  }
   // The module's parameters alone.
   static NamedTensors parameters_of(const torch::nn::Module& module);
 

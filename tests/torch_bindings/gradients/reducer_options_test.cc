@@ -45,7 +45,7 @@ TEST(ReducerOptions, WrongValuesAreNamed) {
   EXPECT_THAT(construction_error({.groups = {{"a", "d"}}}), invalid("\"d\""));
   EXPECT_THAT(construction_error({.groups = {{"a"}, {"b", "a"}}}), invalid("\"a\" is named twice"));
   EXPECT_THAT(construction_error({.groups = {{"a", "c"}}}),
-              AllOf(invalid("\"c\" is Double"), HasSubstr("\"a\" of the same group Float")));
+              AllOf(invalid("\"c\" is Double"), HasSubstr("\"a\" of the same group is Float")));
 }
 
 TEST(ReducerOptions, DifferentOptionsOnTheRanksAreAMismatch) {
@@ -211,7 +211,7 @@ TEST(ReducerOptions, EarlyStepIsRefusedOnAllRanks) {
                 }
                 synchronize();
               }),
-              AllOf(StartsWith(kInvalid), HasSubstr("rank " + std::to_string(early) + " before"),
+              AllOf(StartsWith(kInvalid), HasSubstr("rank " + std::to_string(early) + " called step() before"),
                     HasSubstr("backward_passes_per_step = 3")));
   expect_close(w, 3 - 1.0 / size());
   w.mutable_grad().reset();
