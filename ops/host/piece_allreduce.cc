@@ -118,7 +118,8 @@ class PieceAllreduce::Running final : public core::InFlight {
                        [](const Contribution& one) { return one.staged != 0; });
   }
 
-  // The pieces below the returned one are available on all ranks.
+  // The pieces below the returned one are available on all ranks. A rank that has not posted stands
+  // at base_, the end of the cell's last allreduce, which all ranks have finished.
   uint64_t open() {
     if (all_open_) return end_;
     uint64_t least = end_;
@@ -126,7 +127,7 @@ class PieceAllreduce::Running final : public core::InFlight {
       least = std::min(least, contributions_[rank].available.load(std::memory_order_seq_cst));
     }
     all_open_ = least == end_;
-    return std::max(least, base_);
+    return least;
   }
 
   bool can_sum() {

@@ -79,12 +79,8 @@ Job::Knobs Job::read_knobs(const InitOptions& options) {
 
 std::unique_ptr<Job> Job::start(const InitOptions& options, void (*at_finalize)()) {
   std::unique_ptr<Job> job(new Job(options, read_knobs(options), at_finalize));
-  try {
-    for (const std::vector<int>& ranks : options.process_sets) (void)job->sets_->add(ranks);
-  } catch (const Error&) {
-    job->stop();  // on all ranks: they have the same lists, so all have come here
-    throw;
-  }
+  // Where one fails, the job ends on all ranks: they have the same lists, so it fails on all.
+  for (const std::vector<int>& ranks : options.process_sets) (void)job->sets_->add(ranks);
   return job;
 }
 

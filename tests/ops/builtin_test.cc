@@ -218,7 +218,9 @@ TEST_F(Builtin, TheOpsWorkSideBySide) {
   const auto ops = make_builtin_ops(communicator(), config_, scratch);
   std::vector<core::CollectiveOp*> allreduces;
   core::CollectiveOp* adasum = nullptr;
+  core::CollectiveOp* allgather = nullptr;
   for (const auto& op : ops) {
+    if (op->name() == "shm_allgather") allgather = op.get();
     if (op->name() == "adasum_allreduce") {
       adasum = op.get();
     } else if (op->name().ends_with("allreduce")) {
@@ -227,8 +229,10 @@ TEST_F(Builtin, TheOpsWorkSideBySide) {
   }
   ASSERT_EQ(allreduces.size(), 2u);
   ASSERT_NE(adasum, nullptr);
+  ASSERT_NE(allgather, nullptr);
   std::vector<std::unique_ptr<AllreduceRun>> runs;
   std::deque<std::vector<float>> equal;
+  std::deque<std::vector<float>> gathered;
   std::vector<std::unique_ptr<core::InFlight>> in_flight;
   for (uint64_t i = 0; i < 20; ++i) {
     const AllreduceCase tested = {.count = static_cast<int64_t>(1 + 1000 * i)};
@@ -242,10 +246,23 @@ TEST_F(Builtin, TheOpsWorkSideBySide) {
     batch.input = batch.output = reinterpret_cast<std::byte*>(
         equal.emplace_back(static_cast<size_t>(tested.count), 3.0F).data());
     in_flight.push_back(adasum->start(batch));
+    core::Batch rows;
+    rows.kind = CollectiveKind::Allgather;
+    rows.count = tested.count;
+    rows.receive_counts = std::vector<int64_t>(static_cast<size_t>(world_.size), tested.count);
+    std::vector<float>& all = gathered.emplace_back(static_cast<size_t>(tested.count * world_.size),
+                                                    static_cast<float>(world_.rank));
+    rows.output = reinterpret_cast<std::byte*>(all.data());
+    rows.input = rows.output + tested.count * world_.rank * static_cast<int64_t>(sizeof(float));
+    in_flight.push_back(allgather->start(rows));
   }
   drive(world_, std::move(in_flight), random);
   for (const auto& run : runs) run->check();
   for (const std::vector<float>& numbers : equal) EXPECT_THAT(numbers, testing::Each(3.0F));
+  for (const std::vector<float>& all : gathered) {
+    const size_t count = all.size() / static_cast<size_t>(world_.size);
+    for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], static_cast<float>(i / count));
+  }
 }
 
 TEST_F(Builtin, HostMemoryIsTheDomain) {

@@ -7,6 +7,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/bootstrap/in_process_bootstrap.h"
 #include "horon/core/host/local_group.h"
+#include "horon/ops/host/scratch_loan.h"
 
 namespace horon::ops {
 namespace {
@@ -39,6 +40,27 @@ TEST(HostMemory, UsesMemoryOfTheGroup) {
   HostMemory memory(group.get());
   const auto block = memory.allocate(1000);
   EXPECT_TRUE(group->locate(block.get(), 1000).has_value());
+}
+
+// A peer or MPI may still write there.
+TEST(HostMemory, ALoanThatIsNotGivenBackIsKeptForEver) {
+  const core::InProcessJob job(1);
+  const auto group = core::LocalGroup::create(job.of(0), 64);
+  std::vector<std::unique_ptr<core::MemoryDomain>> domains;
+  domains.push_back(std::make_unique<HostMemory>(group.get()));
+  core::ScratchPool pool(std::move(domains));
+  const auto take = [&pool](bool gives_back) {
+    ScratchLoan loan(&pool);
+    std::byte* const memory = loan.take(1000);
+    if (gives_back) loan.give_back();
+    return memory;
+  };
+  std::byte* const first = take(true);
+  EXPECT_EQ(take(false), first);
+  std::byte* const second = take(false);
+  EXPECT_NE(second, first);
+  EXPECT_TRUE(group->locate(first, 1000).has_value());
+  EXPECT_TRUE(group->locate(second, 1000).has_value());
 }
 
 TEST(HostMemory, CopiesAtOnce) {

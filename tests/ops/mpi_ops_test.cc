@@ -82,6 +82,18 @@ TEST_F(MpiOps, ABatchInPlaceIsNotCopied) {
   }
 }
 
+// MPI adds the parts of a batch in an order that may depend on their length.
+TEST_F(MpiOps, PartsOfARoundedSumOfSeveralRanksAreNotTheSame) {
+  core::Batch like;
+  const MpiAllreduce op(channel_);
+  EXPECT_EQ(op.same_in_parts(like), world_.size <= 2);
+  like.reduce_op = ReduceOp::Max;
+  EXPECT_TRUE(op.same_in_parts(like));
+  like.reduce_op = ReduceOp::Sum;
+  like.dtype = DataType::Int32;
+  EXPECT_TRUE(op.same_in_parts(like));
+}
+
 TEST_F(MpiOps, AllreduceInPieces) {
   MpiAllreduce op(narrow_channel_);
   check_long_allreduce(world_, op, 20011);

@@ -10,6 +10,7 @@
 #include "horon/ops/host/shared_memory_allreduce.h"
 #include "horon/ops/host/shared_memory_exchange.h"
 #include "horon/tests/ops/op_contract.h"
+#include "horon/tests/support/long_enough.h"
 #include "horon/tests/support/thread_ranks.h"
 
 namespace horon::ops {
@@ -223,6 +224,76 @@ TEST(SharedMemory, AlltoallOfManyRanks) {
                 drive(world, std::move(in_flight), random);
                 EXPECT_TRUE(output == expected) << world.rank;
               });
+}
+
+// Rank 1 gives its part of many collectives and ends none of them. Rank 0 gets as far as there are
+// cells. Then it must wait until rank 1 has left the first cell, which wakes it.
+void check_wait_for_a_cell(
+    size_t area_bytes, int64_t count,
+    const std::function<std::unique_ptr<core::CollectiveOp>(core::LocalGroup& group)>& make_op,
+    CollectiveKind kind = CollectiveKind::Allreduce) {
+  with_groups(2, area_bytes, [&](const World& world, core::LocalGroup& group) {
+    constexpr size_t kCalls = 20;
+    const auto op = make_op(group);
+    std::vector<std::shared_ptr<std::byte>> inputs, outputs;
+    const auto start = [&] {
+      const auto bytes = static_cast<size_t>(count) * sizeof(float);
+      std::byte* const input = inputs.emplace_back(world.allocate(bytes)).get();
+      std::fill_n(reinterpret_cast<float*>(input), count, static_cast<float>(inputs.size()));
+      core::Batch batch;
+      batch.kind = kind;
+      batch.count = count;
+      batch.input = input;
+      batch.output = outputs.emplace_back(world.allocate(bytes)).get();
+      if (kind != CollectiveKind::Allreduce) {
+        batch.send_counts = batch.receive_counts = std::vector<int64_t>(2, count / 2);
+      }
+      return op->start(std::move(batch));
+    };
+    std::vector<std::unique_ptr<core::InFlight>> in_flight;
+    while (world.rank == 1 && in_flight.size() < kCalls) in_flight.push_back(start());
+    (void)world.gather(0);
+    while (world.rank == 0 && in_flight.empty() && outputs.size() < kCalls) {
+      auto flight = start();
+      core::Progress progress = core::Progress::Advanced;
+      while (progress == core::Progress::Advanced) progress = flight->step();
+      if (progress == core::Progress::Ringing) in_flight.push_back(std::move(flight));
+    }
+    if (world.rank == 0) {
+      EXPECT_GT(outputs.size(), 1U);
+      EXPECT_LT(outputs.size(), kCalls);
+      (void)world.doorbell->take();
+    }
+    (void)world.gather(0);
+    if (world.rank == 0) {
+      EXPECT_TRUE(world.doorbell->wait(kLongEnough, {})) << "no ring";
+    }
+    while (outputs.size() < kCalls) in_flight.push_back(start());
+    std::mt19937_64 random(static_cast<uint64_t>(world.rank));
+    drive(world, std::move(in_flight), random);
+    for (size_t call = 0; call < kCalls; ++call) {
+      const auto* const got = reinterpret_cast<const float*>(outputs[call].get());
+      const auto value = static_cast<float>(1 + call);
+      const float expected = kind == CollectiveKind::Allreduce ? 2 * value : value;
+      EXPECT_EQ(std::count(got, got + count, expected), count) << call;
+    }
+  });
+}
+
+TEST(SharedMemory, ARankThatIsAheadWaitsForACell) {
+  const auto allreduce = [](core::LocalGroup& group) {
+    return std::make_unique<SharedMemoryAllreduce>(group, group.area());
+  };
+  for (const int64_t count : {4, 100'000}) {
+    check_wait_for_a_cell(SharedMemoryAllreduce::area_bytes(2), count, allreduce);
+  }
+  const auto alltoall = [](core::LocalGroup& group) {
+    return std::make_unique<SharedMemoryExchange>(
+        std::make_shared<BlockExchange>(group, group.area(), true), CollectiveKind::Alltoall);
+  };
+  for (const int64_t count : {4, 100'000}) {
+    check_wait_for_a_cell(BlockExchange::area_bytes(2), count, alltoall, CollectiveKind::Alltoall);
+  }
 }
 
 // Rank 2 begins when rank 1 has ended. Each of them exchanges with the root only.

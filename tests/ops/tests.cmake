@@ -86,7 +86,9 @@ foreach(layout ${gpu_hosts})
                     ARGS --gtest_filter=-GpuCapture.*)
   horon_label_tests(cuda gpu_session_test.hosts_${hosts})
 endforeach()
-horon_test(host_cuda_test FILES ops/cuda/host_cuda_test.cc ops/cuda/staged_op_test.cc
+horon_test(host_cuda_test
+           FILES ops/cuda/background_call_test.cc ops/cuda/host_cuda_test.cc
+                 ops/cuda/staged_op_test.cc
            LIBS horon_host_gpu)
 horon_test(move_fast_math_test FILES ops/cuda/move_fast_math_test.cc)
 set_source_files_properties(ops/cuda/move_fast_math_test.cc PROPERTIES

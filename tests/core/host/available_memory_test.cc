@@ -62,6 +62,13 @@ TEST_F(AvailableMemoryTest, IsWhatTheTightestGroupAboveLeaves) {
   EXPECT_EQ(look().bytes, 0);
 }
 
+// The kernel counts the two at different moments.
+TEST_F(AvailableMemoryTest, OfAGroupWithMoreFilesThanItUses) {
+  write("proc/self/cgroup", "0::/job_7\n");
+  add_group("/job_7", mib(400), 50, 60);
+  EXPECT_EQ(look().bytes, 400 * kMiB);
+}
+
 TEST_F(AvailableMemoryTest, OfAContainerThatSeesItsOwnGroupAlone) {
   write("proc/self/cgroup", "0::/kubepods/pod1/0123\n");
   add_group("/", mib(200), 50, 0);

@@ -46,7 +46,7 @@ TEST(Doorbell, TimesOutWithoutARing) {
 
 // A pause between two polls of MPI may be shorter than a look at the doorbell.
 TEST(Doorbell, ALookEndsAtItsLimit) {
-  const std::atomic<bool> stop = false;
+  std::atomic<bool> stop = false;
   const std::chrono::nanoseconds for_ever = std::chrono::hours(1);
   for (const WaitPolicy& policy : {WaitPolicy{for_ever, {0}}, WaitPolicy{{}, {20, for_ever}}}) {
     for (const int64_t limit_ns : {int64_t{-1}, int64_t{0}, int64_t{1}, int64_t{2'000'000}}) {
@@ -56,6 +56,33 @@ TEST(Doorbell, ALookEndsAtItsLimit) {
       EXPECT_TRUE(bell.look(std::chrono::nanoseconds(limit_ns), policy, stop));
     }
   }
+  stop = true;
+  for (const WaitPolicy& policy : {WaitPolicy{for_ever, {0}}, WaitPolicy{{}, {20, for_ever}}}) {
+    EXPECT_FALSE(Doorbell().look(for_ever, policy, stop));
+  }
+}
+
+TEST(Doorbell, CallsTheDeputyWhenItIsOnCall) {
+  Doorbell bell;
+  uint32_t calls = bell.calls();
+  bell.ring();
+  EXPECT_EQ(bell.calls(), calls) << "not on call yet";
+  bell.set_deputy_on_call(true);  // an earlier ring has not been taken
+  EXPECT_EQ(bell.calls(), ++calls);
+  EXPECT_TRUE(bell.take());
+  bell.set_deputy_on_call(true);
+  bell.ring();
+  EXPECT_EQ(bell.calls(), ++calls);
+  bell.set_deputy_on_call(false);
+  EXPECT_EQ(bell.calls(), calls) << "not on call any more";
+}
+
+// The call comes after the deputy has read how many there were, and before it sleeps.
+TEST(Doorbell, ADeputyMissesNoCall) {
+  Doorbell bell;
+  const uint32_t seen = bell.calls();
+  bell.call_deputy();
+  bell.stand_by(seen, std::chrono::hours(1));
 }
 
 TEST(Doorbell, TakesTheLongestTimeout) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <barrier>
 #include <cstring>
+#include <set>
 #include <signal.h>
 #include <stdexcept>
 
@@ -10,7 +11,9 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/base/error.h"
+#include "horon/core/host/mapped_group.h"
 #include "horon/core/host/named_file.h"
+#include "horon/core/host/shared_heap.h"
 #include "horon/core/transport/shared_memory_transport.h"
 #include "horon/tests/support/long_enough.h"
 #include "horon/tests/support/own_user_namespace.h"
@@ -171,6 +174,27 @@ TEST_P(LocalGroupThatReaches, SeesThatAPeerHasEnded) {
     return true;
   };
   EXPECT_EQ(run_processes(3, body), (std::vector<int>{0, SIGKILL, 0}));
+}
+
+// A segment whose descriptor has the number of an earlier one.
+TEST(LocalGroup, MapsOtherSegmentsOfAPeerAnew) {
+  MappedGroup::Parts parts;
+  parts.ranks = {0, 1};
+  parts.peers.resize(2);
+  parts.peers[0].heap = std::make_shared<SharedHeap>();
+  parts.peers[1].process_id = getpid();
+  MappedGroup group(std::move(parts));
+  constexpr size_t kBytes = size_t{1} << 20;
+  std::set<uint64_t> descriptors;
+  for (const int value : {1, 2, 3}) {
+    const auto heap = std::make_shared<SharedHeap>();
+    const auto block = heap->allocate(kBytes, true);
+    std::memset(block.get(), value, kBytes);
+    const SharedAddress address = heap->locate(block.get(), kBytes).value();
+    EXPECT_TRUE(is_filled(group.map(1, address), kBytes, value));
+    descriptors.insert(address.segment);
+  }
+  EXPECT_EQ(descriptors.size(), 1U) << "that is no test";
 }
 
 // The address of the dead peer's memory is known, but no rank has mapped it. The descriptors of a

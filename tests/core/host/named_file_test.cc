@@ -97,8 +97,41 @@ TEST(NamedFile, StaysAtTheExitOfAChild) {
   const int file = make_named_file(number);
   EXPECT_EQ(end_of_child([] { std::exit(0); }), 0);
   EXPECT_TRUE(exists(number));
+  const uint64_t of_child = new_number();
+  EXPECT_EQ(end_of_child([of_child] {
+              (void)make_named_file(of_child);
+              std::exit(0);
+            }),
+            0);
+  EXPECT_TRUE(exists(number));
+  EXPECT_FALSE(exists(of_child));
   remove_named_file(number);
   close(file);
+}
+
+// Nobody may come later to remove them.
+TEST(NamedFile, OfAProcessThatCrashedGoesAtTheExitOfAnother) {
+  const uint64_t number = new_number();
+  const int end = end_of_child([number] {
+    (void)make_named_file(new_number());
+    (void)end_of_child([number] {
+      (void)make_named_file(number);
+      raise(SIGKILL);
+    });
+    std::exit(0);
+  });
+  EXPECT_EQ(end, 0);
+  EXPECT_FALSE(exists(number));
+}
+
+TEST(NamedFile, OfAnotherUserIsLeftAlone) {
+  if (geteuid() != 0) GTEST_SKIP() << "only the user root can give a file away";
+  const std::string path = path_of_named_file(new_number());
+  close(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  const bool is_given = chown(path.c_str(), 65534, 65534) == 0;
+  (void)remove_abandoned_files();
+  EXPECT_EQ(std::filesystem::exists(path), is_given);
+  unlink(path.c_str());
 }
 
 TEST(NamedFile, OthersAreLeftAlone) {

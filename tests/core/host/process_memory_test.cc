@@ -40,16 +40,18 @@ TEST(ProcessMemory, TellsWhatItCantCopy) {
 TEST(ProcessMemory, CopiesAllOrTellsOfAnError) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   void* const pages =
-      mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      mmap(nullptr, 3 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(pages, MAP_FAILED);
-  auto* const data = static_cast<std::byte*>(pages);
+  auto* const data = static_cast<std::byte*>(pages) + page;
+  ASSERT_EQ(munmap(pages, page), 0);
   ASSERT_EQ(munmap(data + page, page), 0);
   std::vector<std::byte> here(2 * page);
-  const auto address = reinterpret_cast<uint64_t>(pages);
+  const auto address = reinterpret_cast<uint64_t>(data);
   EXPECT_EQ(read_process(getpid(), here.data(), address, here.size()), EFAULT);
   EXPECT_FALSE(is_reachable(data, 2 * page));
+  EXPECT_FALSE(is_reachable(data - page, 2 * page));
   EXPECT_TRUE(is_reachable(data, page));
-  EXPECT_EQ(munmap(pages, page), 0);
+  EXPECT_EQ(munmap(data, page), 0);
 }
 
 // Pages of the kernel or of a device, which the program reads like any other.

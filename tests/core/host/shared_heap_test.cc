@@ -1,19 +1,13 @@
 #include "horon/core/host/shared_heap.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <fcntl.h>
-#include <filesystem>
-#include <optional>
 #include <random>
 #include <set>
 #include <span>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -27,27 +21,6 @@
 #include "horon/core/host/open_files.h"
 #include "horon/tests/support/all_are.h"
 #include "horon/tests/support/process_ranks.h"
-
-namespace {
-
-std::optional<int> pieces_until_memory_is_gone;
-
-}  // namespace
-
-// Replaces the function of the C library: memory is gone after some pieces, if a test says so.
-extern "C" int fallocate(int descriptor, int mode, off_t begin, off_t length) {
-  if (mode == 0 && pieces_until_memory_is_gone && (*pieces_until_memory_is_gone)-- <= 0) {
-    errno = ENOSPC;
-    return -1;
-  }
-  return static_cast<int>(syscall(SYS_fallocate, descriptor, mode, begin, length));
-}
-
-// Likewise: after memory is given back, there is memory again.
-extern "C" int madvise(void* at, size_t bytes, int advice) noexcept {
-  if (advice == MADV_REMOVE) pieces_until_memory_is_gone.reset();
-  return static_cast<int>(syscall(SYS_madvise, at, bytes, advice));
-}
 
 namespace horon::core {
 namespace {
@@ -132,6 +105,8 @@ TEST(SharedHeap, PutsSmallBlocksTogether) {
   }
   EXPECT_EQ(places.size(), held.size());
   EXPECT_LE(heap->segment_count(), 2U);
+  constexpr size_t kSegmentBytes = size_t{256} << 10;
+  EXPECT_EQ(heap->cached_bytes(), heap->segment_count() * kSegmentBytes - held.size() * 4096);
 }
 
 TEST(SharedHeap, LocatesOnlyWhatIsHeldAndInOnePiece) {
@@ -184,6 +159,11 @@ TEST(SharedHeap, GivesLargeUnusedBlocksBackToTheSystem) {
   first = heap->allocate(kBytes, false);
   EXPECT_EQ(heap->cached_bytes(), 0U);
   EXPECT_EQ(heap->segment_count(), 2U);
+  second.reset();  // from now on it is a block like any other
+  EXPECT_EQ(heap->cached_bytes(), kBytes);
+  second = heap->allocate(kBytes, false);
+  EXPECT_EQ(heap->cached_bytes(), 0U);
+  EXPECT_TRUE(all_are(std::span<const std::byte>(place, kBytes), std::byte{2}));
 }
 
 class SharedHeapThatIsReached : public testing::TestWithParam<Reach> {};
@@ -215,39 +195,6 @@ TEST_P(SharedHeapThatIsReached, PeersMapABlockAnewWhosePagesWereGivenBack) {
   const SharedSegment anew = SharedSegment::open(
       GetParam(), getpid(), static_cast<int>(after->segment), after->generation);
   EXPECT_TRUE(all_are(std::span<const std::byte>(anew.data(), kBytes), std::byte{7}));
-}
-
-// The bytes of memory that the one segment of this size in this process holds.
-size_t bytes_held(size_t bytes) {
-  for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
-    struct stat status {};
-    if (stat(file.path().c_str(), &status) != 0) continue;
-    if (static_cast<size_t>(status.st_size) != bytes) continue;
-    return static_cast<size_t>(status.st_blocks) * 512;
-  }
-  return 0;
-}
-
-TEST(SharedHeap, HoldsNoPagesOfABlockThatItCouldNotRestore) {
-  constexpr size_t kBytes = size_t{4} << 20;
-  const auto heap = make_heap(0);
-  heap->allocate(kBytes, true).reset();
-  EXPECT_LT(bytes_held(page_bytes() + kBytes), size_t{1} << 20);
-  pieces_until_memory_is_gone = 2;
-  EXPECT_THROW(heap->allocate(kBytes, true), Error);
-  pieces_until_memory_is_gone.reset();
-  EXPECT_LT(bytes_held(page_bytes() + kBytes), size_t{1} << 20);
-  EXPECT_NE(heap->allocate(kBytes, true), nullptr);
-}
-
-TEST(SharedHeap, GivesBackWhatIsNotUsedBeforeItRefusesMemory) {
-  const auto heap = make_heap();
-  for (const size_t bytes : {4'000'000, 5'000'000}) heap->allocate(bytes, true).reset();
-  for (const size_t bytes : {9'000'000, 4'000'000}) {  // a new block, and one that has no pages now
-    pieces_until_memory_is_gone = 2;
-    heap->allocate(bytes, true).reset();
-    EXPECT_EQ(heap->cached_bytes(), SharedHeap::size_class(bytes));
-  }
 }
 
 TEST(SharedHeap, MemoryOutlivesTheHeapsOwner) {

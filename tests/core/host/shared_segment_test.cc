@@ -18,7 +18,9 @@
 #include "horon/core/host/named_file.h"
 #include "horon/tests/support/all_are.h"
 #include "horon/tests/support/error_of.h"
+#include "horon/tests/support/open_descriptors.h"
 #include "horon/tests/support/own_user_namespace.h"
+#include "horon/tests/support/process_ranks.h"
 
 namespace horon::core {
 namespace {
@@ -54,6 +56,23 @@ TEST(SharedSegment, GoesWithItsName) {
   }
   EXPECT_FALSE(has_name(first));
   EXPECT_FALSE(has_name(second));
+}
+
+// A forked worker of a data loader ends while its parent goes on.
+TEST(SharedSegment, KeepsItsNameInAForkedChild) {
+  auto segment = SharedSegment::create(100'000, Reach::ByName);
+  EXPECT_EQ(end_of_child([&] { segment = SharedSegment(); }), 0);
+  EXPECT_TRUE(std::filesystem::exists(path_of_named_file(segment.generation())));
+}
+
+TEST(SharedSegment, KeepsNoDescriptorsOfWhatItMapsOrWas) {
+  const int before = test::open_descriptors();
+  auto segment = SharedSegment::create(100'000);
+  const auto opened =
+      SharedSegment::open(Reach::ByProcess, getpid(), segment.descriptor(), segment.generation());
+  EXPECT_EQ(test::open_descriptors(), before + 1);
+  segment = SharedSegment();
+  EXPECT_EQ(test::open_descriptors(), before);
 }
 
 TEST(SharedSegment, NamesTheFolderThatIsFull) {

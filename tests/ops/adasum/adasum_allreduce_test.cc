@@ -244,6 +244,30 @@ TEST(Adasum, ANanStaysInItsTensor) {
   EXPECT_EQ(part_of(results[0][0], 2, 2), Vector({1, 1}));
 }
 
+TEST(Adasum, GivesItsScratchBack) {
+  MessageHub hub;
+  std::vector<std::unique_ptr<core::MemoryDomain>> domains;
+  domains.push_back(std::make_unique<HostMemory>(nullptr));
+  const auto scratch = std::make_shared<core::ScratchPool>(std::move(domains));
+  AdasumAllreduce op(std::make_shared<ThreadMessages>(hub, 0), scratch, 0, 1);
+  std::vector<float> numbers(100, 1.0F);
+  size_t of_first = 0;
+  for (uint64_t sequence = 0; sequence < 5; ++sequence) {
+    core::Batch batch;
+    batch.sequence = sequence;
+    batch.reduce_op = ReduceOp::Adasum;
+    batch.count = 100;
+    batch.tensor_counts = std::vector<int64_t>{100};
+    batch.input = batch.output = reinterpret_cast<std::byte*>(numbers.data());
+    const auto flight = op.start(batch);
+    while (flight->step() != core::Progress::Done) {
+    }
+    if (sequence == 0) of_first = scratch->usage().bytes_peak;
+  }
+  EXPECT_GT(of_first, 0U);
+  EXPECT_EQ(scratch->usage().bytes_peak, of_first);
+}
+
 TEST(Adasum, WhatItRefuses) {
   const AdasumAllreduce op(nullptr, nullptr, 0, 2);
   core::BatchFacts facts;

@@ -1,7 +1,10 @@
 // Properties of device memory that only a device of threads can show.
 #include "horon/tests/support/host_gpu/host_cuda.h"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <thread>
 
@@ -50,6 +53,30 @@ TEST(HostCuda, NothingIsOpenedBeforeThereIsWork) {
   memory.queue().record()->wait();
   EXPECT_NE(memory.allocate(10), nullptr);
   EXPECT_EQ(opened, 1);
+}
+
+// As a rank that has joined gives what changes no minimum, beside tensors of others.
+TEST(HostCuda, FillsWithSeveralPatternsBesideACast) {
+  CudaMemory memory(std::make_shared<test::HostCuda>());
+  const std::shared_ptr<std::byte> block = memory.allocate(64);
+  auto* const numbers = reinterpret_cast<float*>(block.get());
+  numbers[0] = 1.5F;
+  numbers[1] = -2;
+  std::byte* const narrowed = block.get() + 16;
+  std::byte* const low = block.get() + 32;
+  std::byte* const high = block.get() + 48;
+  std::array<core::CopyItem, 3> items;
+  items[0] = {.from = block.get(), .to = narrowed, .bytes = 2 * sizeof(float)};
+  items[0].cast = core::CopyItem::Cast::Narrow;
+  items[0].type = Compression::BFloat16;
+  items[1] = {.to = low, .bytes = 16, .pattern = 0x1111111111111111};
+  items[2] = {.to = high, .bytes = 16, .pattern = 0x2222222222222222};
+  memory.queue().copy(items);
+  memory.queue().record()->wait();
+  const std::array<uint16_t, 2> expected = {0x3fc0, 0xc000};
+  EXPECT_EQ(std::memcmp(narrowed, expected.data(), sizeof expected), 0);
+  EXPECT_EQ(std::count(low, low + 16, std::byte{0x11}), 16);
+  EXPECT_EQ(std::count(high, high + 16, std::byte{0x22}), 16);
 }
 
 TEST(HostCuda, AGuardGivesTheThreadItsDeviceBack) {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -12,6 +13,7 @@
 
 #include "horon/ops/cuda/pinned_memory.h"
 #include "horon/tests/support/host_gpu/host_cuda.h"
+#include "horon/tests/support/long_enough.h"
 
 namespace horon::ops {
 namespace {
@@ -77,6 +79,59 @@ TEST(PinnedMemory, WhatNobodyTookServesTheNextOrMakesRoom) {
   peer_is_here = true;
   while (!memory.has_at_hand(2000)) std::this_thread::yield();
   EXPECT_NE(memory.allocate(2000), nullptr);
+}
+
+// Counts the pieces that are out, and has no memory for those of one length.
+class CountedPieces final : public test::HostCuda {
+ public:
+  static constexpr size_t kTooMuch = 3000;
+  std::byte* allocate_pinned(size_t bytes) override {
+    if (bytes == kTooMuch) throw Error(ErrorCode::Limit, "no memory to pin");
+    ++pieces;
+    return HostCuda::allocate_pinned(bytes);
+  }
+  void free_pinned(std::byte* memory) noexcept override {
+    breaks_captures = breaks_captures || capture_mode() != kStaysOutOfCaptures;
+    HostCuda::free_pinned(memory);
+    --pieces;
+  }
+  std::atomic<int> pieces = 0;
+  std::atomic<bool> breaks_captures = false;
+};
+
+bool comes_true(const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + kLongEnough;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+TEST(PinnedMemory, AllOfItIsGivenBack) {
+  const auto cuda = std::make_shared<CountedPieces>();
+  {
+    PinnedMemory memory(
+        0, [cuda] { return cuda; }, [] { return true; });
+    EXPECT_TRUE(comes_true([&] { return memory.has_at_hand(1000); }));
+    const std::shared_ptr<std::byte> longer = memory.allocate(2000);
+    EXPECT_EQ(cuda->pieces, 2) << "the one at hand is too short for it";
+    const std::shared_ptr<std::byte> taken = memory.allocate(1000);
+    EXPECT_EQ(cuda->pieces, 2);
+    EXPECT_TRUE(comes_true([&] { return memory.has_at_hand(4000); }));
+    EXPECT_FALSE(memory.has_at_hand(5000)) << "it is still being made at the end";
+  }
+  EXPECT_TRUE(comes_true([&] { return cuda->pieces == 0; }));
+  EXPECT_FALSE(cuda->breaks_captures);
+}
+
+TEST(PinnedMemory, AFailureIsOfThoseWhoWantThatLength) {
+  const auto cuda = std::make_shared<CountedPieces>();
+  PinnedMemory memory(
+      0, [cuda] { return cuda; }, [] { return true; });
+  EXPECT_FALSE(memory.has_at_hand(CountedPieces::kTooMuch));
+  EXPECT_TRUE(comes_true([&] { return memory.has_at_hand(1000); }));
+  EXPECT_THROW(comes_true([&] { return memory.has_at_hand(CountedPieces::kTooMuch); }), Error);
 }
 
 // Work on the way to the host waits for later work on the way back.

@@ -8,6 +8,7 @@
 #include "horon/ops/hierarchical/hierarchical_allreduce.h"
 #include "horon/ops/hierarchical/host_share.h"
 #include "horon/ops/hierarchical/message_exchange.h"
+#include "horon/tests/ops/contract_case.h"
 #include "horon/tests/ops/hierarchical/thread_hosts.h"
 
 namespace horon::ops {
@@ -234,6 +235,25 @@ TEST(HierarchicalStaging, ACellIsUsedOnWhenItsUsesBeginAgain) {
       EXPECT_GT(share.copy(), 0) << "the first chunk is over";
     }
     share.leave();
+  });
+}
+
+// What was summed, and what the others can't reach: also for the next allreduce.
+TEST(Hierarchical, ScratchComesBack) {
+  with_thread_hosts({0, 0, 1}, [](const World& world, const BetweenHosts& parts) {
+    HierarchicalAllreduce op(parts);
+    std::mt19937_64 random(static_cast<uint64_t>(world.rank));
+    size_t of_first = 0;
+    for (uint64_t sequence = 0; sequence < 5; ++sequence) {
+      AllreduceRun run(world, {.count = 40'000, .registered = false}, sequence);
+      std::vector<std::unique_ptr<core::InFlight>> in_flight;
+      in_flight.push_back(op.start(run.batch()));
+      drive(world, std::move(in_flight), random);
+      run.check();
+      if (sequence == 0) of_first = parts.scratch->usage().bytes_peak;
+    }
+    EXPECT_GT(of_first, 0U);
+    EXPECT_EQ(parts.scratch->usage().bytes_peak, of_first);
   });
 }
 

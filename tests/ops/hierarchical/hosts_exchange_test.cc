@@ -5,8 +5,10 @@
 #include <numeric>
 
 #include "horon/core/base/error.h"
+#include "horon/ops/hierarchical/host_cells.h"
 #include "horon/tests/ops/hierarchical/thread_hosts.h"
 #include "horon/tests/support/all_are.h"
+#include "horon/tests/support/long_enough.h"
 #include "horon/tests/support/quick_messages.h"
 #include "horon/tests/support/tag_check.h"
 
@@ -277,6 +279,41 @@ TEST(HostsExchange, AnErrorOfOneMessageIsTheErrorOfEveryBatch) {
     EXPECT_THROW(step_on(*first), Error);
     EXPECT_THROW(step_on(*second), Error);
   }
+}
+
+// Nobody waits for the others in an exchange of nothing. So rank 0 gets as far as there are cells,
+// while rank 1 has left none. Then it waits until rank 1 has left the first, which wakes it.
+TEST(HostsExchangeCells, ARankThatIsAheadWaitsForACell) {
+  with_thread_hosts({0, 0, 1}, [](const World& world, const BetweenHosts& parts) {
+    constexpr int kCalls = 20;
+    HostsExchange exchange(parts);
+    core::Batch nothing;
+    nothing.kind = CollectiveKind::Allgather;
+    nothing.receive_counts = std::vector<int64_t>(3, 0);
+    std::vector<std::unique_ptr<core::InFlight>> in_flight;
+    int started = 0;
+    while (world.rank == 0 && in_flight.empty() && started < kCalls) {
+      auto flight = exchange.start(nothing);
+      ++started;
+      if (flight->step() != core::Progress::Done) in_flight.push_back(std::move(flight));
+    }
+    if (world.rank == 0) {
+      EXPECT_GT(started, 1);
+      EXPECT_LT(started, kCalls);
+    }
+    (void)world.gather(0);
+    // Uses up what rank 0 has announced for its exchanges that are over.
+    if (world.rank == 1) HostCells(*parts.group, parts.area).progress().wake_all();
+    (void)world.gather(0);
+    if (world.rank == 0) (void)world.doorbell->take();
+    (void)world.gather(0);
+    if (world.rank == 0) {
+      EXPECT_TRUE(world.doorbell->wait(kLongEnough, {})) << "no ring";
+    }
+    for (; started < kCalls; ++started) in_flight.push_back(exchange.start(nothing));
+    std::mt19937_64 random(static_cast<uint64_t>(world.rank));
+    drive(world, std::move(in_flight), random);
+  });
 }
 
 }  // namespace

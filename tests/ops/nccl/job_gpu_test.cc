@@ -157,6 +157,37 @@ TEST(JobGpu, WhoStepsTheLoopStaysOutOfCapturesWhoeverHasOpenedTheDevice) {
   EXPECT_EQ(test::HostCuda::capture_mode(), CudaApi::kStaysOutOfCaptures);
   gpu->gets_up();
   EXPECT_EQ(test::HostCuda::capture_mode(), 0);
+  (void)gpu->cuda();
+  EXPECT_EQ(test::HostCuda::capture_mode(), 0) << "the thread is the program's again";
+  gpu->sits_down();
+  EXPECT_EQ(test::HostCuda::capture_mode(), CudaApi::kStaysOutOfCaptures);
+  gpu->gets_up();
+  EXPECT_EQ(test::HostCuda::capture_mode(), 0);
+}
+
+// Only then do allreduces have two halves, which have a common order with the other sets.
+TEST(JobGpu, ReducesInHalvesBetweenHostsOfSeveralRanks) {
+  struct Case {
+    std::vector<int> hosts;
+    bool shared_memory;
+    bool host_drives;
+    bool in_halves;
+  };
+  for (const Case& tested : std::vector<Case>{{{0, 0, 1}, true, true, true},
+                                              {{0, 0, 1}, false, false, false},
+                                              {{0, 1}, true, true, false},
+                                              {{0, 1}, false, true, false},
+                                              {{0, 0}, true, false, false}}) {
+    const core::InProcessJob job(tested.hosts);
+    core::run_ranks(static_cast<int>(tested.hosts.size()), [&](int rank) {
+      test::HostGpuLibraries::Options options;
+      options.devices = 4;
+      const auto gpu = JobGpu::find(job.of(rank), std::make_shared<test::HostGpuLibraries>(options),
+                                    "hierarchical", tested.shared_memory);
+      EXPECT_EQ(gpu->host_drives_allreduce(), tested.host_drives);
+      EXPECT_EQ(gpu->reduces_in_halves(), tested.in_halves);
+    });
+  }
 }
 
 // With NCCL's own variable its calls could block, which Horon's communicators must not.

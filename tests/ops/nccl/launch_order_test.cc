@@ -3,10 +3,15 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <random>
+#include <span>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "horon/core/execution/event.h"
+#include "horon/core/execution/memory_queue.h"
 
 namespace horon::ops {
 namespace {
@@ -24,6 +29,42 @@ TEST(LaunchOrder, ASetThatMayStillGetASmallerNumberIsWaitedFor) {
   EXPECT_TRUE(order.may_enter({7}));
   order.entered({7});
   EXPECT_EQ(order.propose({8}), 6);
+}
+
+class CountedWaits final : public core::MemoryQueue {
+ public:
+  bool immediate() const override { return false; }
+  bool wait_for(core::Event&) override {
+    ++waits;
+    return true;
+  }
+  void copy(std::span<const core::CopyItem>) override {}
+  std::shared_ptr<core::Event> record() override {
+    struct Happened final : core::Event {
+      bool happened() override { return true; }
+      void wait() override {}
+    };
+    return std::make_shared<Happened>();
+  }
+  int waits = 0;
+};
+
+TEST(LaunchOrder, AStreamWaitsForTheLastCollectiveOfAnotherLine) {
+  LaunchOrder order;
+  CountedWaits world;
+  CountedWaits set;
+  order.wait_in(world, {0});
+  EXPECT_EQ(world.waits, 0) << "none has entered";
+  order.becomes_last(world, {0});
+  order.wait_in(world, {0});
+  EXPECT_EQ(world.waits, 0) << "a stream keeps its own order";
+  order.wait_in(set, {8});
+  EXPECT_EQ(set.waits, 1);
+  order.becomes_last(set, {8});
+  order.wait_in(world, {0});
+  EXPECT_EQ(world.waits, 1);
+  order.wait_in(world, {0, LaunchLine::Of::GatherOnHost});
+  EXPECT_EQ(world.waits, 2);
 }
 
 // A world of sets that overlap. Each rank proposes for its sets whenever it likes, messages arrive

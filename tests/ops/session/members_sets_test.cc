@@ -159,6 +159,15 @@ TEST_F(MembersSets, RanksThatDifferAreAMismatch) {
   EXPECT_EQ(sum_of(add_process_set_among({0, 1}, 6)), 3);
 }
 
+// Rank 1 agrees with rank 0, and would wait for it.
+TEST_F(MembersSets, AMemberHearsThatTwoOthersDiffer) {
+  const std::vector<int> ranks = rank() == 2 ? std::vector{0, 2} : std::vector{0, 1, 2};
+  EXPECT_THAT(error_of([&] { (void)add_process_set_among(ranks, 5); }),
+              AllOf(HasSubstr("its members gave different lists of ranks"),
+                    HasSubstr("process set 5 of ranks 0 and 2 on rank 2")));
+  EXPECT_EQ(sum_of(add_process_set_among({0, 1, 2}, 6)), 6);
+}
+
 // Makes the call at once, but on rank 1 only after rank 0 has reported that it waits for rank 1.
 template <class Call>
 void call_late_on_rank_1(const std::string& name, const Call& call) {

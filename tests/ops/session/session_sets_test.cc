@@ -221,6 +221,19 @@ TEST_F(SessionSets, AreNotMadeOrRemovedWhileARankHasJoined) {
   }
 }
 
+// The others wait for that rank when it finds its mistake.
+TEST_F(SessionSets, AWrongListOfOneRankIsAnErrorOfAll) {
+  const std::vector<int> ranks = rank() == 1 ? std::vector{0, 99} : std::vector{0, 1};
+  try {
+    (void)add_process_set(ranks);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("its ranks must be 0 to"));
+  }
+  const ProcessSet set = add_process_set({0, 1});
+  if (set.includes_me()) Sum(set, "sum", 10, false).check();
+}
+
 // The end of the session ends an add_process_set() in which another thread waits.
 TEST(SessionSetsEnd, WaitsForNobody) {
   init_session();

@@ -20,6 +20,7 @@
 #include "horon/tests/ops/session/blocking_sum.h"
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/support/mpi_main.h"
+#include "horon/tests/support/process_ranks.h"
 
 namespace horon {
 namespace {
@@ -182,6 +183,25 @@ TEST(SessionStart, TheOrderOfRanksInAProcessSetMeansNothing) {
   if (test_rank() == 1) options.process_sets = {{1, 0}};
   init_session(options);
   EXPECT_EQ(process_sets().at(1).ranks(), (std::vector<int>{0, 1}));
+  shutdown();
+}
+
+// A program may start the job in several places.
+TEST(Session, ASecondStartChangesNothing) {
+  init_session();
+  const uint32_t number = ops::session_number();
+  init_session();
+  EXPECT_EQ(ops::session_number(), number);
+  barrier();
+  shutdown();
+  EXPECT_FALSE(is_initialized());
+}
+
+// A worker of a data loader is such a child.
+TEST(Session, AForkedChildEndsNothing) {
+  init_session();
+  EXPECT_EQ(core::end_of_child([] { shutdown(); }), 0);
+  barrier();
   shutdown();
 }
 

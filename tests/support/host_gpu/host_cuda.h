@@ -12,7 +12,7 @@
 
 namespace horon::test {
 
-class HostCuda final : public ops::CudaApi {
+class HostCuda : public ops::CudaApi {
  public:
   struct Options {
     int delay_us_max = 0;  // upper limit of the random delay before each piece of work
