@@ -195,7 +195,7 @@ class Coordinator {
   std::vector<std::deque<Ahead>> ahead_;  // by member
   size_t ahead_count_ = 0;
   uint64_t eager_served_ = 0;  // entries that needed no record
-  Nanos now_ = 0;  // of the latest item
+  Nanos now_ = 0;              // of the latest item
 };
 
 }  // namespace horon::core

@@ -211,7 +211,8 @@ TEST(ReducerOptions, EarlyStepIsRefusedOnAllRanks) {
                 }
                 synchronize();
               }),
-              AllOf(StartsWith(kInvalid), HasSubstr("rank " + std::to_string(early) + " called step() before"),
+              AllOf(StartsWith(kInvalid),
+                    HasSubstr("rank " + std::to_string(early) + " called step() before"),
                     HasSubstr("backward_passes_per_step = 3")));
   expect_close(w, 3 - 1.0 / size());
   w.mutable_grad().reset();
