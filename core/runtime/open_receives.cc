@@ -138,16 +138,25 @@ std::string OpenReceives::text_of(const Receive& receive, Nanos now) const {
                 (now - receive.since) / kOneSecond, " s");
 }
 
+// If this process stood still since the turn before, that time counts for no receive. Those that
+// are newer than that turn have come since.
+void OpenReceives::forgive_gap(Nanos now) {
+  const Nanos turn_before = std::exchange(turned_at_, now);
+  const Nanos gap = now - turn_before;
+  if (gap <= 3 * kOneSecond) return;
+  for (Receive& receive : receives_) {
+    if (receive.since > turn_before) continue;
+    receive.since += gap;
+    receive.next_warning += gap;
+  }
+}
+
 bool OpenReceives::look(Nanos now) {
-  const Nanos gap = now - looked_at_;
-  if (gap < kLookEvery && !std::exchange(fewer_, false)) return false;
+  forgive_gap(now);
+  if (now - looked_at_ < kLookEvery && !std::exchange(fewer_, false)) return false;
   looked_at_ = now;
   std::string text;
   for (Receive& receive : receives_) {
-    if (gap > 3 * kOneSecond && now - gap > receive.since) {  // this process stood still
-      receive.since += gap;
-      receive.next_warning += gap;
-    }
     const Nanos age = now - receive.since;
     if (warn_after_ <= 0 || age < std::min(warn_after_, kOneSecond)) continue;
     const std::string one = text_of(receive, now);

@@ -46,7 +46,8 @@ class OpenReceives {
 
   // settle() and look() have nothing to do.
   bool idle() const { return receives_.empty() && stall_text_.empty(); }
-  // Logs the warnings that are due and renews stall_text(). True if the text has changed.
+  // Logs the warnings that are due and renews stall_text(). True if the text has changed. Call it
+  // in each turn.
   bool look(Nanos now);
   // Who waits for what; empty while nobody waits long.
   const std::string& stall_text() const { return stall_text_; }
@@ -72,6 +73,7 @@ class OpenReceives {
   void start(std::list<Receive>::iterator receive, size_t source, const std::string& name);
   void fail(std::list<Receive>::iterator receive, const Error& error) noexcept;
   void expect(const Receive& receive, int change);
+  void forgive_gap(Nanos now);
   std::string text_of(const Receive& receive, Nanos now) const;
 
   const int rank_;
@@ -85,6 +87,7 @@ class OpenReceives {
   std::map<std::pair<uint32_t, std::string>, Question> questions_;
   std::set<uint32_t> touched_;  // sets of which there is news
   std::optional<Error> closed_;
+  Nanos turned_at_ = 0;  // when look() was called last, which is in each turn while it is not idle
   Nanos looked_at_ = 0;
   bool fewer_ = false;  // receives have ended since then
   std::string stall_text_;

@@ -83,7 +83,8 @@ horon_test(runtime_allocations_test
                  support/allocation_counter.cc)
 horon_test(process_sets_test
            FILES core/runtime/idle_sets_test.cc core/runtime/open_receives_test.cc
-                 core/runtime/pair_sets_test.cc core/runtime/process_sets_test.cc ${fake_world})
+                 core/runtime/open_receives_time_test.cc core/runtime/pair_sets_test.cc
+                 core/runtime/process_sets_test.cc ${fake_world})
 horon_test(completion_queue_test FILES core/runtime/completion_queue_test.cc ${fake_world})
 horon_test(frozen_test FILES core/runtime/frozen_test.cc core/runtime/frozen_hosts_test.cc
                              ${fake_world})
@@ -174,9 +175,11 @@ target_compile_definitions(transcript_test PRIVATE
 horon_test(tuning_test
            FILES core/tuning/autotuner_test.cc core/tuning/bayesian_search_test.cc
                  core/tuning/gaussian_process_test.cc core/tuning/tuning_files_test.cc)
-horon_test(controller_gate_test FILES core/negotiation/controller_gate_test.cc)
+horon_test(controller_gate_test FILES core/negotiation/controller_gate_test.cc
+                                     core/negotiation/frozen_together_test.cc)
 horon_test(controller_test FILES core/negotiation/controller_seek_test.cc
                                 core/negotiation/controller_test.cc
+                                core/negotiation/impossible_messages_test.cc
                                 core/negotiation/stall_report_test.cc)
 horon_test(entry_ids_test FILES core/negotiation/entry_ids_test.cc)
 horon_test(liveness_test FILES core/negotiation/liveness_test.cc)

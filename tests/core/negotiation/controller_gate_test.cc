@@ -1,8 +1,6 @@
 // The gate beside the log: violations of the protocol, and which rank waits for which.
-#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,76 +11,13 @@
 #include "horon/core/negotiation/controller.h"
 #include "horon/core/negotiation/ring_gate.h"
 #include "horon/core/negotiation/wire_format.h"
+#include "horon/tests/core/negotiation/gate_world.h"
 
 namespace horon::core {
 namespace {
 
+using namespace gate_world;
 using ::testing::HasSubstr;
-
-SpecPtr tensor(const std::string& name) {
-  EntrySpec spec;
-  spec.parts = {{name, {4}}};
-  return std::make_shared<const EntrySpec>(spec);
-}
-
-Ready ready_by_name(const std::string& name) {
-  Ready ready;
-  ready.name = name;
-  ready.spec = tensor(name);
-  return ready;
-}
-
-// The first plan of x.
-Plan plan_of_x() {
-  PlannedEntry x;
-  x.id = 1;
-  x.name = "x";
-  x.spec = tensor("x");
-  Plan plan;
-  plan.batches.push_back({{std::move(x)}, {}});
-  return plan;
-}
-
-// A member with a gate whose name x has been agreed once, and frozen at place 1.
-class WithGate {
- public:
-  explicit WithGate(int rank, const SpecPtr& x = tensor("x"), std::vector<int64_t> extents = {},
-                    std::vector<int> host_of = {})
-      : area_(RingGate::bytes(2) + 64) {
-    void* area = area_.data();
-    size_t space = area_.size();
-    place_ = static_cast<std::byte*>(std::align(64, RingGate::bytes(2), area, space));
-    gate_.emplace(place_, rank, 2, [] {});
-    Controller::Options options;
-    options.rank = rank;
-    options.size = 2;
-    options.host_of = std::move(host_of);
-    options.gate = &*gate_;
-    options.freeze_after = 1;
-    controller_.emplace(options);
-    controller_->submit({1, "x", x, {}, std::move(extents)});
-  }
-  Controller* operator->() { return &*controller_; }
-  RingGate& gate() { return *gate_; }
-  RingGate gate_of(int other) {
-    return RingGate(place_, other, 2, [] {});
-  }
-  // The error with which the controller ends when this item comes from the other member.
-  std::string end_after(const Item& item, uint64_t applied = 0) {
-    Envelope envelope;
-    envelope.applied = applied;
-    envelope.items.push_back(item);
-    controller_->receive(controller_->is_coordinator() ? 1 : 0, encode(envelope));
-    const Effects effects = controller_->take_effects();
-    return effects.fatal ? effects.fatal->what() : "";
-  }
-
- private:
-  std::vector<std::byte> area_;
-  std::byte* place_ = nullptr;
-  std::optional<RingGate> gate_;
-  std::optional<Controller> controller_;
-};
 
 TEST(ControllerWithGate, MembersThatBreakTheProtocolEndTheJob) {
   const auto frozen = [&](const Item& item) {
@@ -116,6 +51,15 @@ TEST(ControllerWithGate, CoordinatorsThatBreakTheProtocolEndTheJob) {
   EXPECT_EQ(unserved.end_after(plan_of_x()), "");
   unserved->submit({2, "x", tensor("x"), {}, {}});
   EXPECT_THAT(unserved.end_after(Freeze{{1}, {1}}), HasSubstr("can't be frozen now"));
+  WithGate frozen(1);
+  frozen.freeze();
+  frozen.gate().append_marker(3);
+  EXPECT_THAT(frozen.end_after(Bye{}), HasSubstr("while something is frozen"));
+  WithGate again(1);
+  again.freeze();
+  again.gate().append_marker(3);
+  EXPECT_EQ(again.end_after(Thaw{{1}}), "");
+  EXPECT_THAT(again.end_after(Freeze{{1}, {1}}), HasSubstr("can't be frozen now"));
 }
 
 TEST(ControllerWithGate, WhatNoHostCanSayEndsTheJob) {
@@ -131,7 +75,7 @@ TEST(ControllerWithGate, WhatNoHostCanSayEndsTheJob) {
   EXPECT_THAT(frozen(filled, filled, hosts), HasSubstr("it can't fill place 1"));
   EXPECT_THAT(frozen(filled, {Kind::Filled, 2}, hosts), HasSubstr("it fills no place"));
   EXPECT_THAT(frozen(filled, {Kind::Filled, 0}, hosts), HasSubstr("it fills no place"));
-  EXPECT_THAT(frozen(filled, {Kind::Filled, uint64_t{1} << 40}, hosts),
+  EXPECT_THAT(frozen(filled, {Kind::Filled, (uint64_t{1} << 40) + 1}, hosts),
               HasSubstr("it fills no place"));
   EXPECT_THAT(frozen(filled, {Kind::Go, 1}, hosts), HasSubstr("impossible item"));
   WithGate one_host(0);
@@ -160,8 +104,7 @@ TEST(ControllerWithGate, WhatNoCoordinatorCanSayToAHostEndsTheJob) {
 TEST(ControllerWithGate, AHostsFirstMemberWaitsForAMemberThatDoesNotRead) {
   WithGate member(1, tensor("x"), {},
                   {0, 1});  // member 1 of the gate; member 0 of it reads nothing
-  EXPECT_EQ(member.end_after(plan_of_x()), "");
-  EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
+  member.freeze();
   uint64_t position = 2;
   const auto applies_all = [&] {
     Envelope envelope;
@@ -187,8 +130,7 @@ TEST(ControllerWithGate, AHostsFirstMemberWaitsForAMemberThatDoesNotRead) {
 // The ring determines the order: a record waits for its marker, even if it has arrived.
 TEST(ControllerWithGate, RecordsWaitForTheirMarkers) {
   WithGate member(1);
-  EXPECT_EQ(member.end_after(plan_of_x()), "");
-  EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
+  member.freeze();
   EXPECT_EQ(member.end_after(Thaw{{1}}), "");
   EXPECT_EQ(member->statistics().thaws, 0U);
   member.gate().append_marker(3);
@@ -199,8 +141,7 @@ TEST(ControllerWithGate, RecordsWaitForTheirMarkers) {
 // To fill a place as the last member, and to append its Go, are two steps.
 TEST(ControllerWithGate, AStartBehindItsThawIsCountedAsVoidAtOnce) {
   WithGate member(1);
-  EXPECT_EQ(member.end_after(plan_of_x()), "");
-  EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
+  member.freeze();
   member->submit({7, "x", tensor("x"), {}, {}});
   RingGate other = member.gate_of(0);
   EXPECT_TRUE(other.fill(1));
@@ -239,6 +180,117 @@ TEST(ControllerWithGate, RowsOfTheFrozenPlanGoOnAndOtherRowsDeviate) {
   EXPECT_EQ(member->take_effects().messages.size(), 1U) << "it says that it deviates";
 }
 
+// The flags of the plan in front of the Freeze count, not those of an earlier one.
+TEST(ControllerWithGate, APartThatWasAbsentBeforeMayBeHere) {
+  EntrySpec spec;
+  spec.parts = {{"x.0", {4}}, {"x.1", {4}}};
+  const auto x = std::make_shared<const EntrySpec>(spec);
+  WithGate member(1, x);
+  Plan plan = plan_of_x();
+  plan.batches.front().entries.front().spec = x;
+  EXPECT_EQ(member.end_after(plan), "");
+  PlannedEntry& again = plan.batches.front().entries.front();
+  again.name.clear();
+  again.spec = nullptr;
+  again.produced = {true, false};
+  member->submit({7, "x", x, {false, true}, {}});
+  EXPECT_EQ(member.end_after(plan), "");
+  again.produced.clear();
+  member->submit({8, "x", x, {}, {}});
+  EXPECT_EQ(member.end_after(plan), "");
+  EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
+  member->submit({9, "x", x, {}, {}});
+  EXPECT_TRUE(member->take_effects().messages.empty()) << "it does not deviate";
+  RingGate other = member.gate_of(0);
+  EXPECT_TRUE(other.fill(1));
+  other.append_go(1, false);
+  const Effects effects = member->take_effects();
+  ASSERT_EQ(effects.starts.size(), 1U);
+  EXPECT_TRUE(effects.starts.front().entries.front().produced.empty());
+}
+
+// As where nothing is frozen: the other members have no entry that this could end.
+TEST(ControllerWithGate, ARefusalOfWhatIsInFlightIsNotSaid) {
+  WithGate member(1);
+  member.freeze();
+  member->submit({7, "x", tensor("x"), {}, {}});
+  member->refuse("x", "one call too many");
+  EXPECT_TRUE(member->take_effects().messages.empty());
+  RingGate other = member.gate_of(0);
+  EXPECT_TRUE(other.fill(1));
+  other.append_go(1, false);
+  EXPECT_EQ(member->take_effects().starts.size(), 1U);
+  EXPECT_FALSE(member->member().has_unserved());
+}
+
+// Only the rows that go to each rank tell these calls apart.
+TEST(ControllerWithGate, RowsThatAreSplitInAnotherWayDeviate) {
+  EntrySpec spec;
+  spec.kind = CollectiveKind::Alltoall;
+  spec.parts = {{"x", {4}}};
+  const auto x = std::make_shared<const EntrySpec>(spec);
+  WithGate member(1, x, {1, 3});
+  Plan plan = plan_of_x();
+  plan.batches.front().entries.front().spec = x;
+  plan.batches.front().entries.front().extents = {1, 3, 2, 3, 8};
+  EXPECT_EQ(member.end_after(plan), "");
+  EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
+  member->submit({7, "x", x, {}, {3, 1}});
+  EXPECT_FALSE(member.gate_of(0).fill(1)) << "the member has not filled it";
+  EXPECT_EQ(member->take_effects().messages.size(), 1U) << "it says that it deviates";
+}
+
+// Both places have the same counter. A member that was stopped before it appended its Go may do so
+// when another Freeze has given the counter a new place.
+TEST(ControllerWithGate, ALateStartOfAnEarlierPlaceStartsNothing) {
+  WithGate member(1);
+  member.freeze();
+  member.gate().append_marker(3);
+  EXPECT_EQ(member.end_after(Thaw{{1}}), "");
+  EXPECT_EQ(member.end_after(Freeze{{1}, {1 + Gate::kCounters}}), "");
+  member->submit({7, "x", tensor("x"), {}, {}});
+  RingGate other = member.gate_of(0);
+  other.append_go(1, false);
+  EXPECT_TRUE(member->take_effects().starts.empty());
+  EXPECT_EQ(member->statistics().void_starts, 1U);
+  EXPECT_TRUE(other.fill(1 + Gate::kCounters));
+  other.append_go(1 + Gate::kCounters, false);
+  EXPECT_EQ(member->take_effects().starts.size(), 1U);
+}
+
+// The coordinator learns once of an entry for which the others do not come. A time in which this
+// process stood still itself does not count.
+TEST(ControllerWithGate, AnEntryThatWaitsForLongDeviatesOnce) {
+  constexpr Nanos kSecond = 1'000'000'000;
+  WithGate member(1);
+  member.freeze();
+  member->tick(kSecond);
+  member->submit({7, "x", tensor("x"), {}, {}});
+  const auto deviates = [&](Nanos now) {
+    member->set_time(now);
+    int count = 0;
+    for (const Outgoing& message : member->take_effects().messages) {
+      for (const Item& item : decode(message.bytes).items) {
+        count += std::holds_alternative<Deviate>(item) ? 1 : 0;
+      }
+    }
+    return count;
+  };
+  EXPECT_EQ(deviates(10 * kSecond), 0) << "it stood still";
+  EXPECT_EQ(deviates(10 * kSecond + kSecond / 2), 0);
+  EXPECT_EQ(deviates(11 * kSecond + kSecond / 2), 1);
+  EXPECT_EQ(deviates(13 * kSecond), 0);
+}
+
+// The records may have come to the other members of the host before the markers that permit them.
+TEST(ControllerWithGate, AHostsFirstMemberWakesTheOthersForAMarker) {
+  WithGate member(1, tensor("x"), {}, {0, 1});
+  member.freeze();
+  EXPECT_EQ(member.woken(), 0);
+  EXPECT_EQ(member.end_after(RingItem{RingItem::Kind::Marker, 3}), "");
+  EXPECT_EQ(member.woken(), 1);
+}
+
 // A member that has stood still for long finds all entries that it must read.
 TEST(ControllerWithGate, ACoordinatorWaitsForAMemberThatDoesNotRead) {
   WithGate coordinator(0);
@@ -264,8 +316,7 @@ TEST(ControllerWithGate, ACoordinatorWaitsForAMemberThatDoesNotRead) {
 // If a job ends before the rest of a batch has been read, it ends every submission once.
 TEST(ControllerWithGate, WhatWaitsForTheRestOfItsBatchEndsWithTheJob) {
   WithGate member(1);
-  EXPECT_EQ(member.end_after(plan_of_x()), "");
-  EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
+  member.freeze();
   member->submit({7, "x", tensor("x"), {}, {}});
   RingGate other = member.gate_of(0);
   EXPECT_TRUE(other.fill(1));
@@ -281,8 +332,7 @@ TEST(ControllerWithGate, WhatWaitsForTheRestOfItsBatchEndsWithTheJob) {
 // For programs that make a new spec in each call: prepared batches are found by the spec's address.
 TEST(ControllerWithGate, AFrozenEntryStartsWithOneSpec) {
   WithGate member(1);
-  EXPECT_EQ(member.end_after(plan_of_x()), "");
-  EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
+  member.freeze();
   RingGate other = member.gate_of(0);
   std::vector<SpecPtr> started;
   for (Ticket call = 7; call < 10; ++call) {
@@ -298,88 +348,9 @@ TEST(ControllerWithGate, AFrozenEntryStartsWithOneSpec) {
   EXPECT_EQ(started[2], started[0]);
 }
 
-// A job of one rank whose names have been frozen.
-class FrozenAlone {
- public:
-  explicit FrozenAlone(const std::vector<SpecPtr>& specs) : area_(RingGate::bytes(1) + 64) {
-    void* area = area_.data();
-    size_t space = area_.size();
-    gate_.emplace(static_cast<std::byte*>(std::align(64, RingGate::bytes(1), area, space)), 0, 1,
-                  [] {});
-    Controller::Options options;
-    options.gate = &*gate_;
-    options.freeze_after = 1;
-    controller_.emplace(options);
-    for (const SpecPtr& spec : specs) {
-      (void)submit(spec);
-      controller_->batch_finished();
-    }
-    EXPECT_EQ(controller_->statistics().freezes, specs.size());
-  }
-  // The batches that the submission starts, each as a list of names.
-  std::vector<std::vector<std::string>> submit(const SpecPtr& spec) {
-    controller_->submit({++ticket_, spec->parts.front().name, spec, {}, {}});
-    return started();
-  }
-  std::vector<std::vector<std::string>> submit(const std::vector<SpecPtr>& specs) {
-    for (const SpecPtr& spec : specs) {
-      controller_->submit({++ticket_, spec->parts.front().name, spec, {}, {}});
-    }
-    return started();
-  }
-  std::vector<std::vector<std::string>> finish_batch() {
-    controller_->batch_finished();
-    return started();
-  }
-
- private:
-  std::vector<std::vector<std::string>> started() {
-    std::vector<std::vector<std::string>> batches;
-    for (const StartBatch& start : controller_->take_effects().starts) {
-      batches.emplace_back();
-      for (const StartEntry& entry : start.entries) batches.back().push_back(entry.name);
-    }
-    return batches;
-  }
-
-  std::vector<std::byte> area_;
-  std::optional<RingGate> gate_;
-  std::optional<Controller> controller_;
-  Ticket ticket_ = 0;
-};
-
-using Batches = std::vector<std::vector<std::string>>;
-
-// As the planner does. Otherwise a program that submits each entry in a turn of its own would start
-// each small entry by itself.
-TEST(ControllerWithGate, SmallEntriesThatComeWhileBatchesRunStartTogether) {
-  std::vector<SpecPtr> specs;
-  for (const char* name : {"a", "b", "c", "d", "e"}) specs.push_back(tensor(name));
-  FrozenAlone job(specs);
-  EXPECT_EQ(job.submit(specs[0]), (Batches{{"a"}}));
-  EXPECT_EQ(job.submit(specs[1]), (Batches{{"b"}}));
-  for (int i = 2; i < 5; ++i) EXPECT_EQ(job.submit(specs[static_cast<size_t>(i)]), Batches{});
-  EXPECT_EQ(job.finish_batch(), (Batches{{"c", "d", "e"}}));
-  EXPECT_EQ(job.finish_batch(), Batches{});
-  EXPECT_EQ(job.finish_batch(), Batches{});
-  EXPECT_EQ(job.submit(specs[2]), (Batches{{"c"}}));
-}
-
-TEST(ControllerWithGate, SmallEntriesOfSeveralKindsStartAsABatchOfEach) {
-  std::vector<SpecPtr> specs;
-  for (const char* name : {"a", "b", "c", "d", "e", "f"}) {
-    EntrySpec spec = *tensor(name);
-    if (specs.size() % 2 == 1) spec.dtype = DataType::Float64;
-    specs.push_back(std::make_shared<const EntrySpec>(spec));
-  }
-  FrozenAlone job(specs);
-  EXPECT_EQ(job.submit(specs), (Batches{{"a", "c", "e"}, {"b", "d", "f"}}));
-}
-
 TEST(ControllerWithGate, AStartThatNobodyHasFilledEndsTheJob) {
   WithGate member(1);
-  EXPECT_EQ(member.end_after(plan_of_x()), "");
-  EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
+  member.freeze();
   member.gate().append_go(1, false);
   EXPECT_THAT(member.end_after(Ping{}), HasSubstr("that is not filled here"));
 }

@@ -1,5 +1,5 @@
-// What the simulation does not test: messages that no controller sends, and how many messages are
-// sent while nothing happens.
+// What the simulation does not test: what people are told and when, and how many messages are sent
+// while nothing happens.
 #include "horon/core/negotiation/controller.h"
 
 #include <ctime>
@@ -46,26 +46,6 @@ std::vector<std::byte> message(const Item& item) {
   return encode(envelope);
 }
 
-// The error with which this item from that rank ends the controller; empty if it does not.
-std::string end_after(Owned controller, int from, const Item& item) {
-  controller->receive(from, message(item));
-  const Effects effects = controller->take_effects();
-  return effects.fatal ? effects.fatal->what() : "";
-}
-
-PlannedEntry planned(const std::string& name) {
-  PlannedEntry entry;
-  entry.name = name;
-  entry.spec = tensor(name);
-  return entry;
-}
-
-Plan plan_of(PlannedEntry entry, std::vector<int> joined = {}) {
-  Plan plan;
-  plan.batches.push_back({{std::move(entry)}, std::move(joined)});
-  return plan;
-}
-
 Owned with_x(int rank, int size) {
   Owned controller = make(rank, size);
   controller->submit({1, "x", tensor("x"), {}, {}});
@@ -73,70 +53,16 @@ Owned with_x(int rank, int size) {
   return controller;
 }
 
-TEST(Controller, OnlyTheCoordinatorSendsRecords) {
-  EXPECT_THAT(end_after(make(1, 3), 2, Bye{}), HasSubstr("a rank that does not decide"));
-  EXPECT_THAT(end_after(make(0, 3), 2, Unused{"x"}), HasSubstr("a rank that does not decide"));
-}
-
-TEST(Controller, NothingIsFrozenWhereThereIsNoGate) {
-  EXPECT_THAT(end_after(make(1, 2), 0, Freeze{{1}, {1}}), HasSubstr("where there is no gate"));
-}
-
-TEST(Controller, OnlyTheCoordinatorTakesSubmissions) {
-  const std::string text = end_after(make(1, 3), 2, Join{});
-  EXPECT_THAT(text, HasSubstr("message from rank 2"));
-  EXPECT_THAT(text, HasSubstr("a submission reached a rank that does not decide"));
-}
-
-TEST(Controller, AnotherSetIsRefused) {
-  Owned controller = make(1, 2);
-  Envelope envelope;
-  envelope.set = 3;
-  controller->receive(0, encode(envelope));
-  const Effects effects = controller->take_effects();
-  ASSERT_TRUE(effects.fatal.has_value());
-  EXPECT_THAT(effects.fatal->what(), HasSubstr("a process set that is not here"));
-}
-
-TEST(Controller, MembersThatBreakTheProtocolEndTheJob) {
-  Owned controller = make(0, 3);
-  Ready ready;
-  ready.name = "x";
-  ready.spec = tensor("x");
-  controller->receive(1, message(ready));
-  EXPECT_FALSE(controller->take_effects().fatal.has_value());
-  controller->receive(1, message(ready));
-  const Effects effects = controller->take_effects();
-  ASSERT_TRUE(effects.fatal.has_value());
-  EXPECT_THAT(effects.fatal->what(), HasSubstr("it said \"x\" twice"));
-  EXPECT_EQ(effects.messages.size(), 2U) << "everybody is told";
-  ready.id = 7;
-  ready.spec = nullptr;
-  ready.name.clear();
-  EXPECT_THAT(end_after(make(0, 3), 1, ready), HasSubstr("an id that was never given"));
-}
-
-TEST(Controller, PlansThatCantBeAreNotStarted) {
-  EXPECT_EQ(end_after(with_x(1, 3), 0, plan_of(planned("x"))), "");
-  EXPECT_THAT(end_after(with_x(1, 3), 0, plan_of(planned("y"))), HasSubstr("not unserved here"));
-  EXPECT_THAT(end_after(with_x(1, 3), 0, plan_of(planned("x"), {0, 0})), HasSubstr("can't be"));
-  EXPECT_THAT(end_after(with_x(1, 3), 0, plan_of(planned("x"), {3})), HasSubstr("can't be"));
-  EXPECT_THAT(end_after(with_x(1, 3), 0, plan_of(planned("y"), {0, 1, 2})), HasSubstr("can't be"));
-  PlannedEntry other = planned("x");
-  other.spec = tensor("x", 5);
-  EXPECT_THAT(end_after(with_x(1, 3), 0, plan_of(other)), HasSubstr("another spec"));
-  PlannedEntry flags = planned("x");
-  flags.produced = {true, false};
-  EXPECT_THAT(end_after(with_x(1, 3), 0, plan_of(flags)), HasSubstr("do not fit its tensors"));
-  PlannedEntry rows = planned("x");
-  rows.extents = {1, 2, 3};
-  EXPECT_THAT(end_after(with_x(1, 3), 0, plan_of(rows)), HasSubstr("extents"));
-  PlannedEntry id;
-  id.id = 9;
-  EXPECT_THAT(end_after(with_x(1, 3), 0, plan_of(id)), HasSubstr("an id that was never agreed"));
-  Plan empty;
-  empty.batches.resize(1);
-  EXPECT_THAT(end_after(with_x(1, 3), 0, empty), HasSubstr("an empty batch"));
+// Whether this rank may wait for the others at the limit of shutdown() depends on it. The caller of
+// a refused call has its error already.
+TEST(Controller, ACallBehindARefusedOneIsWorkOfThisRank) {
+  const Owned controller = make(1, 2);
+  controller->refuse("x", "no good");
+  controller->take_effects();
+  EXPECT_FALSE(controller->has_own_work());
+  EXPECT_FALSE(controller->at_rest());
+  controller->submit({1, "x", tensor("x"), {}, {}});
+  EXPECT_TRUE(controller->has_own_work());
 }
 
 TEST(Controller, AfterTheEndEverySubmissionGetsTheSameError) {
@@ -329,6 +255,8 @@ TEST(Controller, AMemberThatHasLeftAsksNobodyAndReportsNobody) {
   const Owned waits = left_alone(false);
   EXPECT_TRUE(waits->waits());
   EXPECT_FALSE(waits->take_effects().messages.empty()) << "a Ping";
+  waits->leave();
+  EXPECT_TRUE(waits->waits()) << "too late";
   leaves->shutdown();  // of the job: now it is waited for
   EXPECT_TRUE(leaves->waits());
 }
@@ -359,6 +287,78 @@ TEST(Controller, WarningsOfAStallThatLastsBecomeRare) {
   coordinator->submit({2, "y", tensor("y"), {}, {}});
   run_until(32 * kSecond);
   EXPECT_EQ(told, (std::vector<Nanos>{21, 23, 27}));
+}
+
+// A machine that slept for a night finds its job as it was.
+TEST(Controller, ATimeInWhichThisProcessStoodStillIsNobodysFault) {
+  for (const bool answers : {true, false}) {
+    Controller::Options options;
+    options.size = 2;
+    options.dead_after = answers ? 0 : 5 * kSecond;
+    options.stall_abort_after = answers ? 5 * kSecond : 0;
+    Controller controller(options);
+    controller.tick(0);
+    controller.submit({1, "x", tensor("x"), {}, {}});
+    Nanos now = 0;
+    const auto ends = [&](Nanos later) {
+      controller.tick(now += later);
+      return controller.take_effects().fatal.has_value();
+    };
+    EXPECT_FALSE(ends(kSecond));
+    EXPECT_FALSE(ends(10'000 * kSecond));
+    EXPECT_FALSE(ends(3 * kSecond));
+    EXPECT_TRUE(ends(2 * kSecond));
+  }
+}
+
+// The first call in a while is no reason to ask at once whether the others live.
+TEST(Controller, WhoBeginsToWaitAsksNobodyYet) {
+  for (const int call : {0, 1, 2}) {
+    const Owned rank = make(1, 2);
+    for (Nanos now = 0; now <= 10 * kSecond; now += kSecond) rank->tick(now);
+    if (call == 0) rank->submit({1, "x", tensor("x"), {}, {}});
+    if (call == 1) rank->join(1);
+    if (call == 2) rank->shutdown();
+    rank->tick(10 * kSecond + kMillisecond);
+    const Effects effects = rank->take_effects();
+    ASSERT_EQ(effects.messages.size(), 1U);
+    EXPECT_EQ(decode(effects.messages[0].bytes).items.size(), 1U);
+  }
+}
+
+// Nothing else may ever make this rank ask, and shutdown() waits for the answer.
+TEST(Controller, WhoIsGreetedMustAnswer) {
+  for (const bool answers : {true, false}) {
+    const Owned rank = make(0, 2);
+    rank->tick(0);
+    rank->greet();
+    rank->take_effects();
+    if (answers) rank->receive(1, message(Pong{1}));
+    for (Nanos now = 0; now <= 10 * kSecond; now += kSecond) rank->tick(now);
+    EXPECT_EQ(rank->take_effects().fatal.has_value(), !answers);
+  }
+}
+
+// Its other sets may run on.
+TEST(Controller, BehindItsEndAMemberAnswersAndHearsOfErrors) {
+  for (const int me : {0, 1}) {
+    const Owned rank = make(me, 3);
+    rank->shutdown();
+    if (me == 0) {
+      rank->receive(1, message(Shutdown{}));
+      rank->receive(2, message(Shutdown{}));
+    } else {
+      rank->receive(0, message(Stall{"ranks 0 and 1 called shutdown(); not yet: rank 2"}));
+      EXPECT_NE(rank->stall_text(), "");
+      rank->receive(0, message(Bye{}));
+    }
+    EXPECT_TRUE(rank->take_effects().bye);
+    EXPECT_EQ(rank->stall_text(), "");
+    rank->receive(me == 0 ? 1 : 0, message(Ping{1}));
+    EXPECT_EQ(rank->take_effects().messages.size(), 1U) << "it asks nobody itself";
+    rank->receive(me == 0 ? 1 : 0, message(Abort{ErrorCode::PeerDead, "rank 5 has died"}));
+    EXPECT_TRUE(rank->take_effects().fatal.has_value());
+  }
 }
 
 // Runs a job whose last rank submits nothing, with a look every millisecond, and counts messages.

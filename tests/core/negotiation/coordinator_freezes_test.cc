@@ -2,6 +2,8 @@
 #include <cstdint>
 #include <memory>
 #include <numeric>
+#include <variant>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -89,6 +91,52 @@ TEST(Coordinator, AnAlltoallAmongManyIsFrozenByWhatEachMemberKeeps) {
   for (int from = 0; from < members; ++from) coordinator.take(from, ready, 0, 0);
   EXPECT_FALSE(coordinator.decide().empty());
   EXPECT_TRUE(coordinator.any_frozen());
+}
+
+// A name whose starts were not counted would seem never to pay for its place, and in the end would
+// be negotiated each time.
+TEST(Coordinator, ANameThatHasStartedOftenFreezesAgainSoon) {
+  for (const int starts : {0, 4}) {
+    Coordinator::Options options;
+    options.freeze_after = 1;
+    Coordinator coordinator(options);
+    Ready ready;
+    ready.name = "x";
+    ready.spec = spec_of(CollectiveKind::Allreduce, 4);
+    coordinator.take(0, ready, 0, 0);
+    EXPECT_FALSE(coordinator.decide().empty());
+    const std::vector<Place> place = {1};
+    for (int i = 0; i < starts; ++i) coordinator.frozen_started(1, place);
+    coordinator.take(0, Deviate{1}, coordinator.log_size(), 0);
+    EXPECT_FALSE(coordinator.decide().empty());
+    for (int i = 0; i <= starts; ++i) {
+      coordinator.batch_enqueued();
+      coordinator.batch_finished();
+    }
+    EXPECT_FALSE(coordinator.any_frozen());
+    coordinator.take(0, ready, coordinator.log_size(), 0);
+    EXPECT_FALSE(coordinator.decide().empty());
+    EXPECT_EQ(coordinator.any_frozen(), starts > 0);
+  }
+}
+
+// Otherwise join() would return before a collective of its round has begun.
+TEST(Coordinator, WhatIsCompleteIsPlannedBeforeJoinReturns) {
+  Coordinator::Options options;
+  options.ranks = {0, 1};
+  Coordinator coordinator(options);
+  coordinator.frozen_started(2, {});  // planning waits for these
+  Ready ready;
+  ready.name = "y";
+  ready.spec = spec_of(CollectiveKind::Allreduce, 4);
+  coordinator.take(0, ready, 0, 0);
+  coordinator.take(1, Join{}, 0, 0);
+  EXPECT_TRUE(coordinator.decide().empty());
+  coordinator.take(0, Join{}, 0, 0);
+  const std::vector<Item> log = coordinator.decide();
+  ASSERT_EQ(log.size(), 2U);
+  EXPECT_TRUE(std::holds_alternative<Plan>(log[0]));
+  EXPECT_TRUE(std::holds_alternative<Joined>(log[1]));
 }
 
 }  // namespace

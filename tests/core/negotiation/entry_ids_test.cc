@@ -74,6 +74,9 @@ TEST(EntryIds, AFullTableServesTheNamesThatItHas) {
   EXPECT_EQ(ids.give("new", one), kNoId);
   EXPECT_EQ(ids.give("7", shape(2)), 8U);
   EXPECT_EQ(ids.find("7", shape(2)), 8U);
+  EXPECT_EQ(ids.give("7", shape(3)), 8U) << "it has no other";
+  EXPECT_EQ(ids.get(8)->spec->parts, shape(3)->parts);
+  EXPECT_EQ(ids.find("7", shape(2)), kNoId);
 }
 
 }  // namespace

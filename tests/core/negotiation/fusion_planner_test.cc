@@ -231,5 +231,15 @@ TEST(FusionPlanner, ThousandsOfUnlikeEntriesTakeNoTime) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
 }
 
+// A factor that changes in each step makes a new kind of batch each time.
+TEST(FusionPlanner, KeepsNothingOfWhatHasBeenTaken) {
+  FusionPlanner planner(kMany, kMany);
+  const ClosedEntry one = entry("a", 4);
+  planner.add(one);
+  planner.add(one);
+  EXPECT_EQ(planner.take_batch().size(), 2U);
+  EXPECT_EQ(one.spec.use_count(), 1);
+}
+
 }  // namespace
 }  // namespace horon::core

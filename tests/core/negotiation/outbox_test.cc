@@ -61,6 +61,33 @@ TEST(Outbox, ThereIsOnePayloadForTheFirstOfEachHostAndOneForTheOthers) {
   }
 }
 
+// Only the first members read rings of other hosts; the others must stay at rest.
+TEST(Outbox, ItemsOfTheRingAreForTheFirstOfEachHostAlone) {
+  Outbox outbox(0, {0, 0, 1, 1});
+  outbox.to_hosts({});
+  const std::vector<Outgoing> messages = packed(outbox);
+  ASSERT_EQ(messages.size(), 1);
+  EXPECT_EQ(messages[0].to, 2);
+}
+
+// Many items for several members in turn.
+TEST(Outbox, WhatGoesToOneMemberKeepsItsOrder) {
+  constexpr uint64_t items = 100;
+  Outbox outbox(0, std::vector<int>(4));
+  for (uint64_t i = 0; i < items; ++i) {
+    for (const int to : {3, 1, 2}) outbox.to_one(to, Ping{i});
+  }
+  const std::vector<Outgoing> messages = packed(outbox);
+  ASSERT_EQ(messages.size(), 3);
+  for (const Outgoing& message : messages) {
+    uint64_t next = 0;
+    for (const Item& item : decode(message.bytes).items) {
+      EXPECT_EQ(std::get<Ping>(item).number, next++);
+    }
+    EXPECT_EQ(next, items);
+  }
+}
+
 TEST(Outbox, WhatDiffersByMemberIsThereForEach) {
   constexpr size_t members = 10;
   Plan plan = plan_of(7);

@@ -186,6 +186,7 @@ TEST(WireFormat, AnotherVersionIsNamed) {
   bytes[0] = std::byte{99};
   ASSERT_NE(bytes[0], format_version());
   EXPECT_THAT(complaint(bytes), HasSubstr("another version of Horon"));
+  EXPECT_THROW(set_of(bytes), Error) << "its set may be one that this rank has removed";
 }
 
 // Lengths that promise more than there is must be refused before anything is allocated.
@@ -222,6 +223,16 @@ TEST(WireFormat, ShapesThatCantBeAreRefused) {
   EXPECT_THAT(complaint_of({{huge, huge, 0}}), HasSubstr("negative or too large"));
   EXPECT_THAT(complaint_of({{huge, 1 << 20}, {huge, 1 << 20}}), HasSubstr("negative or too large"));
   EXPECT_EQ(complaint_of({{huge}, {huge, 0}}), "none");
+}
+
+TEST(WireFormat, ASubmissionThatNamesNoTensorsIsRefused) {
+  Ready ready;
+  ready.name = "x";
+  EXPECT_THAT(complaint(one(ready)), HasSubstr("neither id nor spec"));
+  EntrySpec spec;
+  spec.piece_bytes = -1;
+  ready.spec = std::make_shared<EntrySpec>(spec);
+  EXPECT_THAT(complaint(one(ready)), HasSubstr("the length of a piece"));
 }
 
 TEST(WireFormat, CachedSubmissionsAreSmall) {

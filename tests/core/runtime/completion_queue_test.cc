@@ -1,14 +1,18 @@
 #include "horon/core/runtime/completion_queue.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <latch>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
 
 #include "horon/core/base/forked_child.h"
 #include "horon/tests/core/runtime/runtime_world.h"
+#include "horon/tests/support/asleep.h"
 
 namespace horon::core {
 namespace {
@@ -70,15 +74,37 @@ TEST(CompletionQueue, CloseEndsTheWaitsOfAll) {
   handle.finish({});
   handle.notify(queue, 7);
   std::atomic<int> tokens = 0;
+  std::array<std::atomic<pid_t>, 3> ids = {};
   std::vector<std::thread> takers;
-  for (int i = 0; i < 3; ++i) {
+  for (std::atomic<pid_t>& id : ids) {
     takers.emplace_back([&] {
+      id = gettid();
       while (queue->next(std::nullopt)) ++tokens;
     });
+  }
+  for (const std::atomic<pid_t>& id : ids) {
+    while (id == 0 || !asleep(id)) std::this_thread::yield();
   }
   queue->close();
   for (std::thread& taker : takers) taker.join();
   EXPECT_EQ(tokens, 1);
+}
+
+// The deadline would lie beyond the end of the clock.
+TEST(CompletionQueue, AWaitMayHaveTheLongestLimit) {
+  const auto queue = std::make_shared<CompletionQueue>();
+  std::atomic<pid_t> id = 0;
+  std::atomic<bool> returned = false;
+  std::thread taker([&] {
+    id = gettid();
+    EXPECT_EQ(queue->next(std::chrono::nanoseconds::max()), 7U);
+    returned = true;
+  });
+  while (!returned && (id == 0 || !asleep(id))) std::this_thread::yield();
+  HandleState handle;
+  handle.finish({});
+  handle.notify(queue, 7);
+  taker.join();
 }
 
 // The queue is one on which a thread of the parent waits.

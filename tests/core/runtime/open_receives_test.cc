@@ -242,6 +242,59 @@ TEST(OpenReceives, WhoWasAskedInVainSendsLater) {
   });
 }
 
+// Names are used again. The answer about the first letter comes too late, since the receives that
+// name rank 1 take it and four more.
+TEST(OpenReceives, AnAnswerCountsForNoLaterLetterOfTheSameName) {
+  World world(3);
+  std::latch first(1), second(1), over(1);
+  world.each([&](Runtime& runtime, int me) {
+    const auto letters = std::make_shared<Letters>(runtime);
+    Tensor x = tensor({10.0F * me});
+    if (me == 0) {
+      const auto one = letters->receive(x);
+      EXPECT_EQ(error_of(*one.handle), "");
+      EXPECT_EQ(*one.source, 2);
+      first.count_down();
+      for (int i = 0; i < 5; ++i) EXPECT_EQ(error_of(*letters->receive(1, x)), "");
+      const auto other = letters->receive(x);
+      second.count_down();
+      EXPECT_EQ(error_of(*other.handle), "");
+      EXPECT_EQ(*other.source, 2);
+      over.count_down();
+    } else if (me == 1) {
+      first.wait();
+      for (int i = 0; i < 5; ++i) EXPECT_EQ(error_of(*letters->send(0, x)), "");
+      over.wait();
+    } else {
+      EXPECT_EQ(error_of(*letters->send(0, x)), "");
+      second.wait();
+      EXPECT_EQ(error_of(*letters->send(0, x)), "");
+    }
+  });
+}
+
+TEST(OpenReceives, WhatHasNoRoomIsTriedAgain) {
+  World world(2);
+  std::latch sent(1);
+  world.each([&](Runtime& runtime, int me) {
+    const auto letters = std::make_shared<Letters>(runtime);
+    Tensor x = tensor({me == 1 ? 7.0F : 0.0F});
+    if (me == 1) {
+      const auto handle = letters->send(0, x);
+      sent.count_down();
+      EXPECT_EQ(error_of(*handle), "");
+      return;
+    }
+    int refusals = 0;
+    letters->after_next = [&](uint64_t) {
+      if (refusals++ < 3) throw Error(ErrorCode::Limit, "no room");
+    };
+    sent.wait();
+    EXPECT_EQ(error_of(*letters->receive(x).handle), "");
+    EXPECT_THAT(x.data, ElementsAre(7));
+  });
+}
+
 TEST(OpenReceives, AStallIsToldAndEndsTheJob) {
   Config config = no_limits();
   config.stall_warn_s = 0.05;

@@ -280,6 +280,24 @@ TEST(ProcessSets, ARemovalEndsAlsoIfAnotherThreadLeavesTheSet) {
   });
 }
 
+// What the statistics say of the sets that are here must not grow with those that were.
+TEST(ProcessSets, ARemovedSetHasNoScratch) {
+  World world(1);
+  world.each([](Runtime& runtime, int) {
+    const uint64_t before = runtime.statistics().scratch_bytes;
+    add(runtime, 1, {0});
+    Tensor x = tensor({1}), y = tensor({2});
+    Submission packed = in_set(1, "packed", x);
+    x.spec->parts.push_back({"y", {1}});
+    auto* const data = reinterpret_cast<std::byte*>(y.data.data());
+    packed.memory.push_back({data, data, 1});
+    EXPECT_EQ(error_of(*runtime.submit(std::move(packed))), "");
+    EXPECT_GT(runtime.statistics().scratch_bytes, before);
+    runtime.remove_set(1);
+    EXPECT_EQ(runtime.statistics().scratch_bytes, before);
+  });
+}
+
 TEST(ProcessSets, CallsForASetThatIsNotHereAreNamed) {
   World world(2);
   world.each([](Runtime& runtime, int rank) {

@@ -48,13 +48,15 @@ std::shared_ptr<Tensor> watched(Threads& threads, Tensor tensor) {
           }};
 }
 
-// An allgather whose memory and callback are watched, and that only the submission owns.
+// An allgather whose memory, callback and event are watched, and that only the submission owns.
 Submission watched_gather(Threads& threads, const std::string& name) {
   const auto rows = watched(threads, tensor({1}, CollectiveKind::Allgather));
   const auto out = watched(threads, tensor({}));
   Submission mine = submission(name, *rows);
   mine.memory.front().output = nullptr;
   mine.keep_alive = rows;
+  mine.ready = std::make_unique<PolledEvent>(
+      [event = watched(threads, tensor({}))] { return event != nullptr; });
   mine.allocate_output = [&threads, out](size_t, int64_t elements, MemoryQueue&) {
     const std::lock_guard lock(threads.mutex);
     out->data.resize(static_cast<size_t>(elements));
@@ -152,7 +154,8 @@ TEST(SubmissionMemory, OfAFailedCollectiveStaysForEver) {
       EXPECT_THAT(error_of(*handle), HasSubstr("fake network is down"));
     });
   }
-  EXPECT_EQ(threads.alive, 4) << "input and result of both ranks: a peer may still write there";
+  EXPECT_EQ(threads.alive, 6)
+      << "input, result and event of both ranks: a peer may still write there";
 }
 
 TEST(SubmissionMemory, OfWhatNeverStartedIsReleasedWhenTheJobFails) {
