@@ -105,12 +105,12 @@ assert ("--gloo-interface" in sys.argv) == (value("--peer") == "gloo")""")
 
     def test_wrong_arguments(self):
         for arguments, text in (
-                (("--ranks", "x"), "x: give numbers of ranks as 2,4,8"),
+                (("--ranks", "x"), "x: give numbers of ranks, such as 2,4,8"),
                 (("--sizes", "64K"), "64K is not smallest,largest,factor"),
                 (("--sizes", "64K,1M,1"), "64K,1M,1 is not smallest,largest,factor"),
                 (("--world-sizes", "1M,64K,4"), "1M,64K,4 is not smallest,largest,factor"),
-                (("--kinds", "gather,reduce"), "gather,reduce: there are allgather, allreduce"),
-                (("--peers", "nccl"), "nccl: there are gloo, mpi, tuned"),
+                (("--kinds", "gather,reduce"), "gather,reduce: give some of allgather, allreduce"),
+                (("--peers", "nccl"), "nccl: give some of gloo, mpi, tuned"),
                 (("--draw", "/none.json"), "can't read /none.json: No such file"),
                 (("--draw", "/dev/null"), "/dev/null is not a file of results of curves")):
             done = self.curves(*arguments)

@@ -171,7 +171,7 @@ TEST(GpuCapture, AScaleThatMayChangeIsRefused) {
   Capture capture;
   const std::string error = test::error_of([&] { (void)scaler.scale(loss); });
   (void)capture.end();
-  EXPECT_THAT(error, HasSubstr("during the capture of a CUDA graph"));
+  EXPECT_THAT(error, HasSubstr("can't be captured in a CUDA graph"));
 }
 
 TEST(GpuCapture, BucketsAreNotMadeInACapture) {

@@ -374,7 +374,7 @@ TEST(GpuTraining, ParametersOfOneReducerAreOnOneDevice) {
       error_of([&] {
         GradientReducer reducer({{"a", here}, {"b", host}});
       }),
-      AllOf(HasSubstr("\"b\" is on cpu"), HasSubstr("\"a\" on cuda"), HasSubstr("one device")));
+      AllOf(HasSubstr("\"b\" is on cpu"), HasSubstr("\"a\" is on cuda"), HasSubstr("one device")));
 }
 
 TEST(GpuTraining, AModelThatMovesToTheGpuIsFollowed) {

@@ -81,9 +81,9 @@ TEST(ReducerWeights, RanksWithoutOneAreNamed) {
     }
     const std::string error = error_of([&] { weighted(w, rank() + 1).backward(); });
     EXPECT_THAT(error, AllOf(StartsWith(kMismatch), HasSubstr("did not call set_weight()")));
-    EXPECT_THAT(error, HasSubstr(size() == 2   ? ": rank 1 gave"
-                                 : size() == 3 ? ": ranks 1 and 2 gave"
-                                               : ": ranks 1, 2 and 3 gave"));
+    EXPECT_THAT(error, HasSubstr(size() == 2   ? ": rank 1 did not"
+                                 : size() == 3 ? ": ranks 1 and 2 did not"
+                                               : ": ranks 1, 2 and 3 did not"));
     EXPECT_FALSE(w.grad().defined());
   }
   w.mutable_grad().reset();

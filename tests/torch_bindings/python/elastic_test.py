@@ -170,7 +170,7 @@ def test_a_restart_goes_on_behind_the_last_commit(rank, size, job):
 def test_a_restart_without_a_commit_says_so(rank, size, job):
     job.start(2)
     if rank == 0:
-        with pytest.warns(UserWarning, match="restart 2: .*job.pt.0 is not there.*--commits"):
+        with pytest.warns(UserWarning, match="restart 2: .*job.pt.0 does not exist.*--commits"):
             train(make_state(), 1)
     else:
         train(make_state(), 1)

@@ -117,7 +117,7 @@ TEST(BroadcastParameters, DifferencesAreNamedOnEveryRank) {
   EXPECT_THAT(error({{"x", x}}, {{"x", x.to(torch::kDouble)}}), names("float32", "float64"));
   EXPECT_THAT(error({{"x", x}}, {{"y", x}}), names("\"x\"", "\"y\""));
   EXPECT_THAT(error({{"x", x}}, {{"x", x}, {"more", x.clone()}}),
-              names("tensor \"more\"", "has not"));
+              names("tensor \"more\"", "does not have"));
   EXPECT_THAT(error({{"x", x}, {"z", x}}, {{"x", x}, {"z", x.clone()}}),
               names("tied to x", "[2, 3]"));
   EXPECT_THAT(error({{"x", x}}, {{"x", at::Tensor()}}),
