@@ -162,8 +162,11 @@ if(HORON_CLANGXX)
     COMMAND ${HORON_CLANGXX} -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined
             -I${HORON_INCLUDE_DIR} ${negotiation_sources}
             ${PROJECT_SOURCE_DIR}/core/base/dtype.cc ${PROJECT_SOURCE_DIR}/core/base/entry_spec.cc
-            ${PROJECT_SOURCE_DIR}/core/base/error.cc ${PROJECT_SOURCE_DIR}/core/base/text.cc
+            ${PROJECT_SOURCE_DIR}/core/base/error.cc ${PROJECT_SOURCE_DIR}/core/base/rank_names.cc
+            ${PROJECT_SOURCE_DIR}/core/base/text.cc
             ${CMAKE_CURRENT_SOURCE_DIR}/core/negotiation/wire_format_fuzz.cc
+            ${CMAKE_CURRENT_SOURCE_DIR}/support/simulation/random_envelope.cc
+            ${CMAKE_CURRENT_SOURCE_DIR}/support/simulation/random_spec.cc
             -o ${PROJECT_BINARY_DIR}/wire_format_fuzzer
     VERBATIM)
 endif()

@@ -79,7 +79,7 @@ void require_same_path(const std::string& call, const std::string& path, std::st
   if (givers.size() == 1) return;
   throw Error(ErrorCode::Mismatch,
               concat(call, ": the ranks give different paths: ", text_of(givers),
-                     "; only that of rank ", ranks.front(), " is used. ", cure));
+                     "; only that of rank ", ranks.front(), " would be used. ", cure));
 }
 
 }  // namespace horon::torch_detail

@@ -93,7 +93,7 @@ constexpr std::string_view kOnGpu = "on a GPU only Adam and AdamW have a fused s
 constexpr std::string_view kOtherState = "the optimizer's state for it has another dtype or shape";
 
 FusedRefusal refusal_of(optim::SGD& optimizer) {
-  if (bit_equal_sgd_kernel() == nullptr) return {"on this CPU no fused step of SGD is bit-equal"};
+  if (bit_equal_sgd_kernel() == nullptr) return {"no fused step of SGD is bit-equal here"};
   return look_at_parameters(optimizer, [&](const at::Tensor& parameter, const auto& options) {
     if (!parameter.is_cpu()) return kOnGpu;
     const auto* state = state_of<optim::SGDParamState>(optimizer, parameter);

@@ -358,8 +358,8 @@ PowerSgd::Saved PowerSgd::read(::torch::serialize::InputArchive& archive) const 
     }
     if (saved.tensors.empty() && from.numel() == 0 && rows_.defined()) return saved;
     if (from.sizes() != each.tensor.sizes() || from.scalar_type() != each.tensor.scalar_type()) {
-      refuse(options_.name, "the archive has other parameters or another matrix_rank: ", each.what,
-             " is ", torch_detail::type_and_shape(from, each.what), " there and ",
+      refuse(options_.name, "the archive has other parameters or another matrix_rank: the ",
+             each.what, " is ", torch_detail::type_and_shape(from, each.what), " there and ",
              torch_detail::type_and_shape(each.tensor, each.what), " here");
     }
     saved.tensors.push_back(from);

@@ -50,7 +50,7 @@ void GradientReducer::Impl::learn_order() {
   const double then = mean_start(plan_buckets(layouts_, bytes, groups(), order), layouts_, arrived);
   if (now - then < kSoonerMin) return;
   core::log(core::LogLevel::Info,
-            core::concat("\"", name_, "\": buckets now follow the order in which gradients come, ",
+            core::concat("\"", name_, "\": buckets will follow the order in which gradients come, ",
                          "not the reverse of the parameters; on average their reduction can start ",
                          "after ", static_cast<int>(100 * then), " % of a backward pass, not ",
                          static_cast<int>(100 * now), " %"));

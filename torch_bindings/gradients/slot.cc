@@ -180,10 +180,9 @@ void GradientSlot::take_late(at::Tensor& gradient, bool exclusive) {
   if (is_represented() && (has_graph || !linear)) {
     gradient = view_;  // the first one stays
     if (!linear) {
-      refuse(core::concat("a second backward() changed it while it was being reduced, and ",
-                          to_string(settings_.op),
-                          " can't add gradients; call synchronize() or zero_grad() before ",
-                          "backward()"));
+      refuse(core::concat(
+          "a second one came while the first was being reduced, and ", to_string(settings_.op),
+          " can't add gradients; call synchronize() or zero_grad() before backward()"));
     }
     refuse(
         "it has a graph (create_graph), but an earlier gradient of this step is still being "

@@ -128,7 +128,7 @@ void StateShards::require_once(const Groups& groups) const {
       throw Error(ErrorCode::InvalidArgument,
                   concat("shard_optimizer_state: parameter \"",
                          item == items_.end() ? std::string("?") : item->name,
-                         "\" is in the optimizer's groups twice; leave it in one"));
+                         "\" is in the optimizer's groups twice; give it once"));
     }
   }
 }

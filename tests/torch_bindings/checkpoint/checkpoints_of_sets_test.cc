@@ -55,7 +55,7 @@ class SetsWithFiles : public testing::Test {
     for (int r = 0; r < size(); ++r) (r % 2 == 0 ? evens : odds).push_back(r);
     return concat(kMismatch, ": ", call, ": the ranks give different paths: \"", even, "\" on ",
                   core::name_ranks(evens), ", \"", odd, "\" on ", core::name_ranks(odds),
-                  "; only that of rank 0 is used. ");
+                  "; only that of rank 0 would be used. ");
   }
   std::string folder_;
   const int color_ = rank() % 2;

@@ -129,7 +129,7 @@ TEST(PowerSgd, AnArchiveThatDoesNotFitChangesNothing) {
     return error;
   };
   EXPECT_THAT(refused(steps.all, 1),
-              AllOf(StartsWith(kInvalid), HasSubstr("another matrix_rank: approximation is "
+              AllOf(StartsWith(kInvalid), HasSubstr("another matrix_rank: the approximation is "
                                                     "float64 [30, 2] there and float64 [30, 1]")));
   EXPECT_THAT(refused({{"w", steps.w}}, 2), HasSubstr("[30, 2] there and float64 [20, 2] here"));
   EXPECT_THAT(

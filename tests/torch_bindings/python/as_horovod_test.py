@@ -58,7 +58,7 @@ for name in ("tensorflow", "keras", "tensorflow.keras", "spark", "spark.run", "r
     try:
         __import__("horovod." + name)
     except ModuleNotFoundError as error:
-        assert "Horon has only horovod.torch, nothing for TensorFlow" in str(error), error
+        assert "Horon has horovod.torch, but nothing for TensorFlow" in str(error), error
         assert error.name.startswith("horovod.")
     else:
         raise AssertionError(name)

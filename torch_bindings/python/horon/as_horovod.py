@@ -95,9 +95,8 @@ class _NotHere(importlib.abc.MetaPathFinder):
 
     def find_spec(self, fullname, path, target=None):
         if fullname.startswith("horovod."):
-            raise ModuleNotFoundError(f"No module named {fullname!r}: Horon has only "
-                                      "horovod.torch, nothing for TensorFlow, Keras, MXNet, "
-                                      "Spark or Ray",
+            raise ModuleNotFoundError(f"No module named {fullname!r}: Horon has horovod.torch, but "
+                                      "nothing for TensorFlow, Keras, MXNet, Spark or Ray",
                                       name=fullname)
 
 
