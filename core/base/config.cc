@@ -66,8 +66,9 @@ constexpr Knob text(std::string_view name, std::string Config::*field, std::stri
 constexpr std::array kKnobs = {
     bytes("HORON_FUSION_BYTES", &Config::fusion_bytes_max, 0, kSame,
           "small tensors are fused up to this size; 0: each is reduced alone"),
-    bytes("HORON_EAGER_BYTES", &Config::eager_bytes, 0, kSame,
-          "between hosts, votes for blocking allreduces carry tensors up to this size; 0: never"),
+    integer("HORON_EAGER_BYTES", &Config::eager_bytes, "bytes", {0, 4096}, kSame,
+            "between hosts, votes for blocking allreduces up to this size, and for barriers, carry "
+            "the elements; 0: never"),
     bytes("HORON_BUCKET_BYTES", &Config::bucket_bytes, 1, kSame, "size of a gradient bucket"),
     bytes("HORON_FIRST_BUCKET_BYTES", &Config::first_bucket_bytes, 1, kSame,
           "size of the bucket that backward fills first"),

@@ -25,6 +25,7 @@ Controller::Options Controller::complete(Options options) {
 
 Controller::Controller(const Options& options)
     : options_(complete(options)),
+      sends_eagerly_(options.eager && options.size <= kEagerMembersMax && several_hosts()),
       outbox_(options.rank, options_.host_of),
       member_(member_options()),
       liveness_(options.ask_after, options.dead_after) {
@@ -36,17 +37,13 @@ Controller::Controller(const Options& options)
   coordinator.alone_bytes = options.alone_bytes;
   coordinator.batches_in_flight_max = options.batches_in_flight_max;
   coordinator.host_of = options_.host_of;
-  coordinator.eager = sends_eagerly();
+  coordinator.eager = sends_eagerly_;
   if (options.gate != nullptr) coordinator.freeze_after = options.freeze_after;
   coordinator.frozen_max = options.frozen_max;
   coordinator_ = std::make_unique<Coordinator>(coordinator);
 }
 
 Controller::~Controller() = default;
-
-bool Controller::sends_eagerly() const {
-  return options_.eager && several_hosts() && options_.size <= kEagerMembersMax;
-}
 
 bool Controller::several_hosts() const {
   return options_.host_of != std::vector<int>(options_.host_of.size());
@@ -58,7 +55,7 @@ Member::Options Controller::member_options() {
   member.index = options_.rank;
   member.ranks = options_.ranks;
   member.several_hosts = several_hosts();
-  member.sends_eagerly = sends_eagerly();
+  member.sends_eagerly = sends_eagerly_;
   member.first_of_host = std::find(options_.host_of.begin(), host, *host) == host;
   if (options_.gate != nullptr && member.several_hosts && options_.rank == kCoordinatorRank) {
     spreading_gate_.emplace(*options_.gate, outbox_);
@@ -181,7 +178,9 @@ void Controller::take_ring_item(int from, const RingItem& item, uint64_t applied
 
 void Controller::take_eager(int from, const Eager& eager, uint64_t applied) {
   last_progress_ = now_;
-  if (coordinator_ != nullptr) coordinator_->take(from, eager, applied, now_);
+  if (coordinator_ != nullptr) {
+    coordinator_->take(from, Eager{eager.id, eager.round, {}}, applied, now_);
+  }
   member_.take_eager(from, eager, effects_);
 }
 
@@ -333,11 +332,11 @@ std::vector<Item> Controller::decide() {
 void Controller::settle_news() {
   for (;;) {
     const bool moved = advance();
-    for (const Eager& eager : member_.take_eager_news()) {
-      outbox_.to_all(eager);
-      member_.gather(eager.id, effects_);
-      if (coordinator_ != nullptr)
-        coordinator_->take(options_.rank, eager, member_.applied(), now_);
+    for (Eager& eager : member_.take_eager_news()) {
+      const Eager vote{eager.id, eager.round, {}};
+      outbox_.to_all(std::move(eager));
+      member_.gather(vote.id, effects_);
+      if (coordinator_ != nullptr) coordinator_->take(options_.rank, vote, member_.applied(), now_);
     }
     std::vector<Item> news = member_.take_news();
     if (coordinator_ == nullptr) {

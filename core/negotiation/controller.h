@@ -99,7 +99,7 @@ class Controller {
   // No submission is pending and no batch runs: no tick is needed.
   bool at_rest() const;
   // Whether Request::elements are of use in this set.
-  bool sends_eagerly() const;
+  bool sends_eagerly() const { return sends_eagerly_; }
   // Until the next event take_effects() brings nothing, and tick() is not urgent: the member rests,
   // or waits for messages or for batches. Call it after take_effects().
   bool is_idle() const { return !member_.watches_ring() && !waits_for_room_; }
@@ -148,6 +148,7 @@ class Controller {
   int name_of(int member) const { return options_.ranks[static_cast<size_t>(member)]; }
 
   const Options options_;
+  const bool sends_eagerly_;
   Outbox outbox_;
   std::optional<SpreadingGate> spreading_gate_;  // coordinator, if there are several hosts
   Member member_;
@@ -161,7 +162,7 @@ class Controller {
   int expected_ = 0;                             // see expect_found()
   Nanos now_ = 0;
   bool clock_is_set_ = false;
-  Nanos last_progress_ = 0;  // a record was applied, or a submission came while none was pending
+  Nanos last_progress_ = 0;  // a record or elements came, or a submission while none was pending
   Nanos last_warning_ = 0;
   Nanos warning_gap_ = 0;        // until a lasting stall is warned of again: doubles each time
   Nanos newest_warned_ = -1;     // when the youngest entry that was warned of was opened

@@ -192,14 +192,17 @@ std::vector<Item> Coordinator::decide() {
   std::vector<Item> log;
   if (ended_) return log;
   freezer_.thaw(log, log_size_);
+  uint64_t served = 0;
   do {
+    served = eager_served_;
     for (const EntryIterator entry : complete_) {
       close(*entry, log);
       by_name_.erase(entry->name);
       entries_.erase(entry);
     }
     complete_.clear();
-  } while (catch_up());
+  } while (eager_served_ > served && catch_up());
+  freezer_.thaw(log, log_size_);  // for a word that has waited until now
   const bool all_away = away_count_ == size_;
   plan(log, all_away);
   if (all_away && last_joined_ >= 0) {
@@ -273,6 +276,8 @@ std::optional<Fail> Coordinator::verdict(const Entry& entry) const {
 ClosedEntry Coordinator::closed(const Entry& entry) const {
   ClosedEntry out;
   out.name = entry.name;
+  out.eager =
+      options_.eager;  // if all want it: an entry that one of them never sends would not freeze
   bool some_absent = false;
   for (size_t member = 0; member < entry.votes.size(); ++member) {
     const Vote& vote = entry.votes[member];
@@ -280,10 +285,8 @@ ClosedEntry Coordinator::closed(const Entry& entry) const {
       out.joined.push_back(static_cast<int>(member));
       continue;
     }
-    if (out.spec == nullptr) {
-      out.spec = vote.spec;
-      out.eager = options_.eager && vote.wants_eager;
-    }
+    if (out.spec == nullptr) out.spec = vote.spec;
+    out.eager = out.eager && vote.wants_eager;
     some_absent = some_absent || !vote.absent.empty();
   }
   for (size_t member = 0; member < entry.votes.size(); ++member) {
@@ -341,7 +344,10 @@ PlannedEntry Coordinator::planned(ClosedEntry entry, bool may_freeze) {
     out.id = ids_.give(entry.name, entry.spec, entry.eager);
     freezer_.break_row(entry.name);  // the id may have stood for a spec that was planned before
   }
-  may_freeze = may_freeze && !(options_.eager && ids_.is_eager(out.id));
+  if (options_.eager) {
+    ids_.note_plan(out.id);
+    may_freeze = may_freeze && !ids_.is_eager(out.id);
+  }
   const bool each_is_told_its_own = entry.spec->kind == CollectiveKind::Alltoall;
   const size_t numbers_told =
       each_is_told_its_own ? extents_told(*entry.spec, options_.ranks) : entry.extents.size();

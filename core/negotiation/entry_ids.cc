@@ -51,14 +51,18 @@ bool EntryIds::note(EntryId id, const std::string& name, const SpecPtr& spec, bo
   return true;
 }
 
-EntryId EntryIds::only_id(const std::string& name) const {
+void EntryIds::note_plan(EntryId id) {
+  if (const Known* const known = get(id)) by_name_.at(known->name).latest = id;
+}
+
+EntryId EntryIds::latest(const std::string& name) const {
   const auto named = by_name_.find(name);
-  return named != by_name_.end() && named->second.count == 1 ? named->second.ids[0] : kNoId;
+  return named == by_name_.end() ? kNoId : named->second.latest;
 }
 
 bool EntryIds::is_eager(EntryId id) const {
   const Known* const known = get(id);
-  return known != nullptr && known->eager && only_id(known->name) == id;
+  return known != nullptr && known->eager && latest(known->name) == id;
 }
 
 const EntryIds::Known* EntryIds::get(EntryId id) const {

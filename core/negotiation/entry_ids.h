@@ -33,11 +33,13 @@ class EntryIds {
   EntryId give(const std::string& name, const SpecPtr& spec, bool eager = false);
   // For members: notes the id of a Plan. False if no coordinator can have given it.
   bool note(EntryId id, const std::string& name, const SpecPtr& spec, bool eager = false);
-  // Whether members may send Eager for this id, the same on all members that vote for it. Not once
-  // its name has other ids: what is agreed about the name must then be in the log.
+  // For each Plan of an id: it is the latest of its name.
+  void note_plan(EntryId id);
+  // kNoId if the name has no id.
+  EntryId latest(const std::string& name) const;
+  // Whether members may send Eager for this id: it must be of the latest Plan of its name. Every
+  // member that votes under the name has applied that Plan, so all that vote find the same.
   bool is_eager(EntryId id) const;
-  // The id of a name that has one; else kNoId.
-  EntryId only_id(const std::string& name) const;
   // Null if the id was never given.
   const Known* get(EntryId id) const;
   // find() compares pointers before values: the next submission probably brings this pointer.
@@ -50,6 +52,7 @@ class EntryIds {
     std::array<EntryId, kSpecsPerName> ids{};
     size_t count = 0;
     size_t oldest = 0;  // its index in `ids`
+    EntryId latest = kNoId;
   };
 
   std::vector<Known> known_;  // [id - 1]

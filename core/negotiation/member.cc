@@ -126,7 +126,8 @@ void Member::shutdown() {
 
 void Member::say_away() {
   if (held_ > 0) return;
-  if (join_ticket_ && !std::exchange(join_said_, true)) news_.emplace_back(Join{});
+  const bool joins = join_ticket_ && !last_joined_;
+  if (joins && !std::exchange(join_said_, true)) news_.emplace_back(Join{});
   if (leaving_ && !std::exchange(leaving_said_, true)) news_.emplace_back(Shutdown{});
   say_drained();
 }
@@ -153,29 +154,14 @@ void Member::say_drained() {
   news_.emplace_back(Drained{ended});
 }
 
-void Member::take_eager(int from, const Eager& eager, Effects& effects) {
-  if (!options_.sends_eagerly) broken("elements came that nobody sends here");
-  eager_votes_.keep(static_cast<size_t>(from), eager);
-  gather(eager.id, effects);
-}
-
-void Member::gather(EntryId id, Effects& effects) {
-  GatheredEntry gathered;
-  gathered.elements = eager_votes_.take_complete(id);
-  if (gathered.elements.empty()) return;
-  const EntryIds::Known* const known = ids_.get(id);
-  if (known == nullptr) broken("all members sent elements for an id that was never agreed");
-  const auto own = unserved_.find(known->name);
-  if (own == unserved_.end() || own->second.said.refused) {
-    broken(
-        concat("all members sent elements of \"", known->name, "\", which is not unserved here"));
-  }
-  gathered.name = known->name;
-  gathered.ticket = own->second.said.request.ticket;
-  effects.gathered.push_back(std::move(gathered));
-  ++statistics_.eager_starts;
-  unserved_.erase(own);
-  say_drained();
+// After Joined. The coordinator may have the elements of all members before this one has: what was
+// submitted before join() ends before it.
+void Member::end_join(Effects& effects) {
+  if (!unserved_.empty()) return;
+  effects.finished.push_back({*join_ticket_, std::nullopt, *last_joined_});
+  join_ticket_.reset();
+  last_joined_.reset();
+  join_said_ = false;
 }
 
 void Member::hear(const Item& record, Effects& effects) {
@@ -231,9 +217,8 @@ void Member::apply(const Item& record, Effects& effects) {
                  },
                  [&](const Joined& joined) {
                    if (!join_ticket_) return;  // this rank called shutdown(), not join()
-                   effects.finished.push_back({*join_ticket_, std::nullopt, joined.last});
-                   join_ticket_.reset();
-                   join_said_ = false;
+                   last_joined_ = joined.last;
+                   end_join(effects);
                  },
                  [&](const Freeze& freeze) { apply(freeze); },
                  [&](const Thaw& thaw) { apply(thaw); },
@@ -282,11 +267,15 @@ std::pair<std::string, SpecPtr> Member::learn(const PlannedEntry& planned) {
   if (planned.spec == nullptr) {
     const EntryIds::Known* const known = ids_.get(planned.id);
     if (known == nullptr) broken("a plan names an id that was never agreed");
+    end_eager_round(known->name);
+    if (options_.sends_eagerly) ids_.note_plan(planned.id);
     return {known->name, known->spec};
   }
+  end_eager_round(planned.name);
   if (planned.id != kNoId && !ids_.note(planned.id, planned.name, planned.spec, planned.eager)) {
     broken("a plan gives an id that is taken, or out of turn");
   }
+  if (options_.sends_eagerly) ids_.note_plan(planned.id);
   return {planned.name, planned.spec};
 }
 
@@ -312,7 +301,6 @@ StartEntry Member::start_entry(const PlannedEntry& planned, bool joined_here) {
   StartEntry entry;
   std::tie(entry.name, entry.spec) = learn(planned);
   check(planned, entry.name, *entry.spec);
-  if (planned.spec == nullptr) end_eager_round(entry.name);
   entry.produced = planned.produced;
   entry.extents = planned.extents;
   if (joined_here) return entry;
@@ -330,13 +318,6 @@ StartEntry Member::start_entry(const PlannedEntry& planned, bool joined_here) {
   entry.spec = request.spec;
   unserved_.erase(own);
   return entry;
-}
-
-// A record has served the name. What members have sent for it with their votes is of no use.
-void Member::end_eager_round(const std::string& name) {
-  if (!options_.sends_eagerly) return;
-  const EntryId id = ids_.only_id(name);
-  if (ids_.is_eager(id)) eager_votes_.end_round(id);
 }
 
 void Member::apply(const Fail& fail, Effects& effects) {
@@ -378,6 +359,7 @@ void Member::fail_all(const Error& error, Effects& effects) {
   held_ = 0;
   if (join_ticket_) effects.finished.push_back({*join_ticket_, error});
   join_ticket_.reset();
+  last_joined_.reset();
   news_.clear();
   eager_news_.clear();
   eager_votes_.clear();

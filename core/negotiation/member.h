@@ -132,6 +132,7 @@ class Member {
   // While anything is frozen, a record waits for its marker in the ring.
   bool may_apply() const { return !frozen_.any() || applied_ < permitted_; }
   void apply(const Item& record, Effects& effects);
+  void end_join(Effects& effects);
   void apply(const Plan& plan, Effects& effects);
   void apply(const Fail& fail, Effects& effects);
   void end_eager_round(const std::string& name);
@@ -168,7 +169,8 @@ class Member {
   bool leaving_said_ = false;
   std::optional<Ticket> join_ticket_;
   bool join_said_ = false;
-  size_t held_ = 0;  // votes that are held back, over all names
+  std::optional<int> last_joined_;  // the Joined has come, and something is unserved
+  size_t held_ = 0;                 // votes that are held back, over all names
   uint64_t applied_ = 0;
   bool ended_ = false;             // Bye was applied
   uint64_t batches_started_ = 0;   // also the sequence of the next one

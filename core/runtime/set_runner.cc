@@ -1,6 +1,7 @@
 #include "horon/core/runtime/set_runner.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "horon/core/base/keep_for_ever.h"
@@ -191,6 +192,8 @@ void SetRunner::publish(const Statistics& now) {
 }
 
 bool SetRunner::work() {
+  for (const GatheredEntry& gathered : gathered_) finish(gathered);
+  gathered_.clear();
   pace_ = parts_.resources.executor->step(finished_, enqueued_);
   const bool moved = settle_batches() || pace_ == Executor::Pace::Busy;
   moved_ = moved_ || moved;
@@ -216,7 +219,8 @@ bool SetRunner::apply(Effects& effects, std::vector<Outgoing>& outbox) {
   publish_statistics();  // before a handle finishes: whoever waited for it finds it counted
   // Set the error before the handle wakes its waiter.
   if (effects.fatal) (void)parts_.on_fatal(*effects.fatal);
-  for (const GatheredEntry& gathered : effects.gathered) finish(gathered);
+  gathered_.insert(gathered_.end(), std::make_move_iterator(effects.gathered.begin()),
+                   std::make_move_iterator(effects.gathered.end()));
   for (const Finished& finished : effects.finished) {
     Outcome outcome;
     outcome.error = finished.error;
@@ -233,7 +237,7 @@ void SetRunner::finish(const GatheredEntry& gathered) {
   live.negotiation.end();
   reduce_elements(live.submission, parts_.ranks, gathered.elements, parts_.resources.reduce);
   if (records(parts_.timeline) && live.taken_at != Clock::time_point()) {
-    parts_.timeline->span("eager", gathered.name, live.taken_at, Clock::now());
+    parts_.timeline->span("negotiate", gathered.name, live.taken_at, Clock::now());
   }
   Outcome outcome;
   outcome.contributors = static_cast<int>(parts_.ranks.size());

@@ -133,6 +133,8 @@ class SetRunner {
   bool bye_ = false;
   std::string stall_text_;  // as of the latest decision
   bool has_new_stall_text_ = false;
+  std::vector<GatheredEntry>
+      gathered_;  // of the latest decision: reduced once its messages are sent
   std::vector<EnqueuedBatch> enqueued_;
   std::vector<FinishedBatch> finished_;
   std::vector<std::vector<EntryWork>> spare_entries_;  // of batches that have finished

@@ -76,6 +76,71 @@ TEST(EagerVotes, OfRanksThatLeave) {
   run_often({leaves, leaves, leaves});
 }
 
+// Delivers what has been sent, but nothing from `from` to `to`; returns how many messages wait
+// there.
+size_t deliver_but(SimulatedCluster& cluster, int from, int to, size_t waiting) {
+  for (auto sent = cluster.take_sent(); !sent.empty(); sent = cluster.take_sent()) {
+    for (const auto& [sender, receiver] : sent) {
+      if (sender == from && receiver == to) {
+        ++waiting;
+        continue;
+      }
+      cluster.deliver(sender, receiver);
+      cluster.flush(receiver);
+    }
+  }
+  return waiting;
+}
+
+// The coordinator finds that all have joined while elements that it has are still on their way from
+// rank 1 to rank 2: there join() must not return before the call that was made before it.
+TEST(EagerVotes, JoinReturnsBehindThem) {
+  const Action pause = think(0);
+  const Program program = {give("x"), pause, pause, pause, pause, give("x"), join()};
+  SimulatedCluster cluster(eager(3), {program, program, program});
+  const auto act = [&](size_t times) {
+    for (int rank = 0; rank < 3; ++rank) {
+      for (size_t i = 0; i < times; ++i) cluster.act(rank);
+      cluster.flush(rank);
+    }
+  };
+  act(1);
+  EXPECT_EQ(deliver_but(cluster, 1, 2, 0), 0U);
+  for (int rank = 0; rank < 3; ++rank) {
+    cluster.finish(rank);
+    cluster.flush(rank);
+  }
+  act(5);
+  size_t waiting = deliver_but(cluster, 1, 2, 0);
+  act(1);
+  waiting = deliver_but(cluster, 1, 2, waiting);
+  const auto outcome = [&](int rank, size_t action) {
+    return cluster.rank(rank).outcomes.at(action).kind;
+  };
+  EXPECT_EQ(outcome(0, 6), Outcome::Kind::Joined);
+  EXPECT_EQ(outcome(2, 5), Outcome::Kind::Pending);
+  EXPECT_EQ(outcome(2, 6), Outcome::Kind::Pending);
+  ASSERT_EQ(waiting, 1U);
+  cluster.deliver(1, 2);
+  cluster.flush(2);
+  EXPECT_EQ(outcome(2, 5), Outcome::Kind::Ran);
+  EXPECT_EQ(outcome(2, 6), Outcome::Kind::Joined);
+  EXPECT_EQ(cluster.violations(), std::vector<std::string>());
+}
+
+// A name whose shape has changed is eager again once it has come twice with the new one.
+TEST(EagerVotes, OfANameWithSeveralShapes) {
+  const Action other = submit("x", tensor("x", {5}));
+  Program program;
+  for (const Action& each : {give("x"), other, give("x"), other}) {
+    for (int times = 0; times < 5; ++times) program.insert(program.end(), {each, wait_all()});
+  }
+  run_often({program, program, program});
+  explore_all({{give("x"), wait_all(), other, wait_all(), other, wait_all()},
+               {give("x"), wait_all(), other, wait_all(), other, wait_all()}},
+              eager(2));
+}
+
 TEST(EagerVotes, ThatDiffer) {
   const Action other = submit("x", tensor("x", {5}));
   explore_all({{give("x"), wait_all(), give("x"), wait_all(), give("x"), wait_all()},
