@@ -50,7 +50,7 @@ struct Ready {
 // whom it is a vote as Ready is. A member that has it from all members needs no record.
 struct Eager {
   EntryId id = kNoId;
-  uint64_t round = 0;  // how often the entry has been served since its first Plan
+  uint64_t round = 0;  // how often the entry has been served while this was its latest id
   std::vector<std::byte> elements;
 };
 
