@@ -40,7 +40,8 @@ void SharedHeap::check(size_t bytes) const {
                 "shared memory belongs to the process that began the session, and this one is a "
                 "fork of it");
   }
-  if (bytes > SIZE_MAX / 4) throw Error(ErrorCode::Limit, "allocation of more than all memory");
+  if (bytes > SIZE_MAX / 4)
+    throw Error(ErrorCode::Limit, "an allocation of more bytes than can be addressed");
 }
 
 std::shared_ptr<std::byte> SharedHeap::hand_out(const Block& block) {

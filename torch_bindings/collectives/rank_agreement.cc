@@ -229,7 +229,7 @@ void throw_together(const std::optional<Error>& own, const AgreementOptions& opt
   }
   if (!options.worker || said.contains(*options.worker)) return;
   throw Error(ErrorCode::RankLeft,
-              concat(begins, "rank ", *options.worker, ", which alone does the work, has joined, ",
+              concat(begins, "rank ", *options.worker, " has joined, and it alone does the work, ",
                      "so nothing was done. Call this before join()"));
 }
 
