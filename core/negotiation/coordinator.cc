@@ -222,11 +222,13 @@ std::vector<Item> Coordinator::decide() {
 
 void Coordinator::close(Entry& entry, std::vector<Item>& log) {
   if (is_served_eagerly(entry)) {  // each member knows it
+    (void)end_round(entry.name);
     ++eager_served_;
     return;
   }
   if (std::optional<Fail> fail = verdict(entry)) {
     freezer_.break_row(entry.name);
+    fail->round = end_round(entry.name);
     log.emplace_back(*std::move(fail));
     return;
   }
@@ -238,7 +240,7 @@ void Coordinator::close(Entry& entry, std::vector<Item>& log) {
   });
   if (all_absent) {
     freezer_.break_row(entry.name);
-    log.emplace_back(Unused{entry.name});
+    log.emplace_back(Unused{entry.name, end_round(entry.name)});
     return;
   }
   if (planner_.empty()) awaited_batches_ = batches_planned_;
@@ -338,6 +340,7 @@ void Coordinator::plan(std::vector<Item>& log, bool everything) {
 
 PlannedEntry Coordinator::planned(ClosedEntry entry, bool may_freeze) {
   PlannedEntry out;
+  out.round = end_round(entry.name);
   out.id = ids_.find(entry.name, entry.spec);
   const bool is_new = out.id == kNoId;
   if (is_new) {

@@ -128,6 +128,8 @@ class Coordinator {
   void take_now(int from, const Item& item, uint64_t applied, Nanos now);
   void take_eager(int from, const Eager& eager, Nanos now);
   static bool is_served_eagerly(const Entry& entry);
+  // The name is served: returns the round that ends so, as members count it (eager_votes.h).
+  uint64_t end_round(const std::string& name);
 
   void take_ready(int from, const Ready& ready, Nanos now);
   void take_refused(int from, const Refused& refused, Nanos now);
@@ -195,7 +197,8 @@ class Coordinator {
   std::vector<std::deque<Ahead>> ahead_;  // by member
   size_t ahead_count_ = 0;
   uint64_t eager_served_ = 0;  // entries that needed no record
-  Nanos now_ = 0;              // of the latest item
+  std::unordered_map<EntryId, uint64_t> rounds_;
+  Nanos now_ = 0;  // of the latest item
 };
 
 }  // namespace horon::core

@@ -59,6 +59,12 @@ void Coordinator::take_eager(int from, const Eager& eager, Nanos now) {
   by_name_.at(ids_.get(eager.id)->name)->votes[static_cast<size_t>(from)].eager = true;
 }
 
+uint64_t Coordinator::end_round(const std::string& name) {
+  if (!options_.eager) return 0;
+  const EntryId id = ids_.latest(name);
+  return ids_.is_eager(id) ? rounds_[id]++ : 0;
+}
+
 bool Coordinator::is_served_eagerly(const Entry& entry) {
   return std::all_of(entry.votes.begin(), entry.votes.end(),
                      [](const Vote& vote) { return vote.eager; });

@@ -165,7 +165,7 @@ void Member::end_join(Effects& effects) {
 }
 
 void Member::hear(const Item& record, Effects& effects) {
-  if (log_.empty() && may_apply()) return apply(record, effects);
+  if (log_.empty() && may_apply(record)) return apply(record, effects);
   log_.push_back(record);
   advance(effects);
 }
@@ -180,7 +180,7 @@ bool Member::advance(Effects& effects) {
   append_copies();
   bool any = false;
   for (;;) {
-    for (; !log_.empty() && may_apply(); any = true) {
+    for (; !log_.empty() && may_apply(log_.front()); any = true) {
       const Item record = std::move(log_.front());
       log_.pop_front();
       apply(record, effects);

@@ -129,8 +129,13 @@ class Member {
   void say_away_again();
   // Sends Drained: "nothing runs here any more", once for each number of batches.
   void say_drained();
-  // While anything is frozen, a record waits for its marker in the ring.
-  bool may_apply() const { return !frozen_.any() || applied_ < permitted_; }
+  // While anything is frozen, a record waits for its marker in the ring. A record of a name whose
+  // earlier round needs none waits for the elements that are still on their way.
+  bool may_apply(const Item& record) const {
+    return (!frozen_.any() || applied_ < permitted_) && !awaits_elements(record);
+  }
+  // The record is about a later round of an entry than this member has come to.
+  bool awaits_elements(const Item& record) const;
   void apply(const Item& record, Effects& effects);
   void end_join(Effects& effects);
   void apply(const Plan& plan, Effects& effects);

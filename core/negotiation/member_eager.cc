@@ -33,6 +33,29 @@ void Member::gather(EntryId id, Effects& effects) {
   say_drained();
 }
 
+// That is so if this member had joined or left meanwhile: it has no part in the later round.
+bool Member::awaits_elements(const Item& record) const {
+  if (!options_.sends_eagerly) return false;
+  const auto is_behind = [&](const std::string& name, uint64_t round) {
+    const EntryId id = ids_.latest(name);
+    return ids_.is_eager(id) && eager_votes_.round(id) < round;
+  };
+  if (const auto* const fail = std::get_if<Fail>(&record))
+    return is_behind(fail->name, fail->round);
+  if (const auto* const unused = std::get_if<Unused>(&record)) {
+    return is_behind(unused->name, unused->round);
+  }
+  const auto* const plan = std::get_if<Plan>(&record);
+  if (plan == nullptr) return false;
+  for (const PlannedBatch& batch : plan->batches) {
+    for (const PlannedEntry& entry : batch.entries) {
+      const EntryIds::Known* const known = entry.spec == nullptr ? ids_.get(entry.id) : nullptr;
+      if (is_behind(known == nullptr ? entry.name : known->name, entry.round)) return true;
+    }
+  }
+  return false;
+}
+
 // A record has served the name. What members have sent for it with their votes is of no use.
 void Member::end_eager_round(const std::string& name) {
   if (!options_.sends_eagerly) return;

@@ -82,6 +82,7 @@ struct PlannedEntry {
   std::string name;
   SpecPtr spec;
   bool eager = false;            // with spec: members may send Eager for this id
+  uint64_t round = 0;            // which the Plan ends; see Eager
   std::vector<bool> produced;    // per part: somebody has it; empty: all parts
   std::vector<int64_t> extents;  // has_own_rows(): see told_extents.h
   // Alltoall, in the coordinator's own log: the whole of which each member is told its part, as
@@ -103,11 +104,13 @@ struct Fail {
   std::string name;
   ErrorCode code = ErrorCode::Mismatch;
   std::string text;
+  uint64_t round = 0;  // which it ends; see Eager
 };
 
 // Nobody produced anything for this entry.
 struct Unused {
   std::string name;
+  uint64_t round = 0;  // which it ends; see Eager
 };
 
 struct Joined {

@@ -18,6 +18,7 @@ void write(Writer& out, const PlannedEntry& entry) {
   out.text(entry.name);
   out.spec(entry.spec);
   if (entry.spec != nullptr) out.byte(entry.eager ? 1 : 0);
+  out.number(entry.round);
   out.flags(entry.produced);
   out.numbers(entry.extents);
 }
@@ -28,6 +29,7 @@ PlannedEntry read_planned_entry(Reader& in) {
   entry.name = in.text();
   entry.spec = in.spec();
   if (entry.spec != nullptr) entry.eager = in.enumerator<int>(2) == 1;
+  entry.round = in.number();
   entry.produced = in.flags();
   entry.extents = in.numbers<int64_t>();
   return entry;
@@ -66,8 +68,12 @@ struct WriteItem {
     out.text(item.name);
     out.byte(static_cast<uint8_t>(item.code));
     out.text(item.text);
+    out.number(item.round);
   }
-  void operator()(const Unused& item) const { out.text(item.name); }
+  void operator()(const Unused& item) const {
+    out.text(item.name);
+    out.number(item.round);
+  }
   void operator()(const Joined& item) const { out.number(static_cast<uint32_t>(item.last)); }
   void operator()(const Bye&) const {}
   void operator()(const Stall& item) const { out.text(item.text); }
@@ -116,7 +122,7 @@ Plan read_plan(Reader& in) {
   item.batches.resize(in.count(2));
   for (PlannedBatch& batch : item.batches) {
     batch.joined = in.numbers<int>();
-    const size_t entries = in.count(5);
+    const size_t entries = in.count(6);
     batch.entries.reserve(entries);
     for (size_t i = 0; i < entries; ++i) batch.entries.push_back(read_planned_entry(in));
   }
@@ -145,10 +151,11 @@ Item read_item(Reader& in) {
       item.name = in.text();
       item.code = in.enumerator<ErrorCode>(kErrorCodes);
       item.text = in.text();
+      item.round = in.number();
       return item;
     }
     case 8:
-      return Unused{in.text()};
+      return Unused{in.text(), in.number()};
     case 9:
       return Joined{static_cast<int32_t>(in.number32())};
     case 10:

@@ -128,6 +128,46 @@ TEST(EagerVotes, JoinReturnsBehindThem) {
   EXPECT_EQ(cluster.violations(), std::vector<std::string>());
 }
 
+// The same, and the others go on without rank 2 before it has heard from rank 1: what they say
+// about the next call must not end the one before.
+TEST(EagerVotes, RecordsOfTheNextCallComeBehindThem) {
+  const Action pause = think(0);
+  const Program goes_on = {give("x"), pause, pause, pause, pause, give("x"), pause, give("x")};
+  const Program joins = {give("x"), pause, pause, pause, pause, give("x"), join(), pause};
+  SimulatedCluster cluster(eager(3), {goes_on, goes_on, joins});
+  const auto act = [&](size_t times) {
+    for (int rank = 0; rank < 3; ++rank) {
+      for (size_t i = 0; i < times; ++i) cluster.act(rank);
+      cluster.flush(rank);
+    }
+  };
+  act(1);
+  EXPECT_EQ(deliver_but(cluster, 1, 2, 0), 0U);
+  for (int rank = 0; rank < 3; ++rank) {
+    cluster.finish(rank);
+    cluster.flush(rank);
+  }
+  act(5);
+  size_t waiting = deliver_but(cluster, 1, 2, 0);
+  act(1);
+  waiting = deliver_but(cluster, 1, 2, waiting);
+  act(1);
+  waiting = deliver_but(cluster, 1, 2, waiting);
+  EXPECT_EQ(cluster.rank(2).outcomes.at(5).kind, Outcome::Kind::Pending);
+  ASSERT_GE(waiting, 1U);
+  for (size_t i = 0; i < waiting; ++i) {
+    cluster.deliver(1, 2);
+    cluster.flush(2);
+  }
+  const Outcome& earlier = cluster.rank(2).outcomes.at(5);
+  ASSERT_EQ(earlier.kind, Outcome::Kind::Ran);
+  EXPECT_EQ(earlier.contributors, 3);
+  ASSERT_TRUE(cluster.can_finish(0));
+  cluster.finish(0);
+  EXPECT_EQ(cluster.rank(0).outcomes.at(7).contributors, 2);
+  EXPECT_EQ(cluster.violations(), std::vector<std::string>());
+}
+
 // A name whose shape has changed is eager again once it has come twice with the new one.
 TEST(EagerVotes, OfANameWithSeveralShapes) {
   const Action other = submit("x", tensor("x", {5}));

@@ -75,6 +75,7 @@ core::PlannedEntry random_planned(std::mt19937_64& random) {
     entry.spec = spec(random);
     entry.eager = random() % 2 == 0;
   }
+  entry.round = random_number(random);
   entry.produced = random_flags(random);
   entry.extents.resize(random() % 4);
   for (int64_t& rows : entry.extents) rows = static_cast<int64_t>(random_number(random));
@@ -102,7 +103,7 @@ bool same(const core::Ready& a, const core::Ready& b) {
 
 bool same(const core::PlannedEntry& a, const core::PlannedEntry& b) {
   return a.id == b.id && a.name == b.name && same(a.spec, b.spec) && a.eager == b.eager &&
-         a.produced == b.produced && a.extents == b.extents;
+         a.round == b.round && a.produced == b.produced && a.extents == b.extents;
 }
 
 bool same(const core::PlannedBatch& a, const core::PlannedBatch& b) {
@@ -129,7 +130,7 @@ bool same(const core::Item& a, const core::Item& b) {
         } else if constexpr (std::is_same_v<T, core::Refused>) {
           return x.name == y.name && x.text == y.text;
         } else if constexpr (std::is_same_v<T, core::Fail>) {
-          return x.name == y.name && x.code == y.code && x.text == y.text;
+          return x.name == y.name && x.code == y.code && x.text == y.text && x.round == y.round;
         } else if constexpr (std::is_same_v<T, core::Ping> || std::is_same_v<T, core::Pong>) {
           return x.number == y.number;
         } else if constexpr (std::is_same_v<T, core::Drained>) {
@@ -142,7 +143,9 @@ bool same(const core::Item& a, const core::Item& b) {
           return x.place == y.place;
         } else if constexpr (std::is_same_v<T, core::RingItem>) {
           return x.kind == y.kind && x.value == y.value && x.more == y.more;
-        } else if constexpr (std::is_same_v<T, core::Unused> || std::is_same_v<T, core::Seek>) {
+        } else if constexpr (std::is_same_v<T, core::Unused>) {
+          return x.name == y.name && x.round == y.round;
+        } else if constexpr (std::is_same_v<T, core::Seek>) {
           return x.name == y.name;
         } else if constexpr (std::is_same_v<T, core::Found>) {
           return x.name == y.name && x.gone == y.gone;
@@ -179,9 +182,10 @@ core::Item random_item(std::mt19937_64& random, size_t kind) {
     case 6:
       return random_plan(random);
     case 7:
-      return core::Fail{random_text(random), random_code(random), random_text(random)};
+      return core::Fail{random_text(random), random_code(random), random_text(random),
+                        random_number(random)};
     case 8:
-      return core::Unused{random_text(random)};
+      return core::Unused{random_text(random), random_number(random)};
     case 9:
       return core::Joined{static_cast<int32_t>(random())};
     case 10:
