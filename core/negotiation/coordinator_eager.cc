@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
 #include "horon/core/negotiation/coordinator.h"
 
 namespace horon::core {
@@ -53,10 +55,16 @@ bool Coordinator::catch_up() {
 }
 
 void Coordinator::take_eager(int from, const Eager& eager, Nanos now) {
+  const EntryIds::Known* const known = ids_.get(eager.id);
+  if (known == nullptr) {
+    throw Error(ErrorCode::Internal,
+                concat("member ", from, " broke the control protocol: it sent ",
+                       "elements for an id that was never given"));
+  }
   Ready ready;
   ready.id = eager.id;
   take_ready(from, ready, now);
-  by_name_.at(ids_.get(eager.id)->name)->votes[static_cast<size_t>(from)].eager = true;
+  by_name_.at(known->name)->votes[static_cast<size_t>(from)].eager = true;
 }
 
 uint64_t Coordinator::end_round(const std::string& name) {

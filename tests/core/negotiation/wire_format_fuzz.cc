@@ -86,6 +86,7 @@ std::vector<horon::testing_support::FuzzInput> horon::testing_support::fuzz_corp
            {ready},
            {ready, Shutdown{}},
            {ready, eager, eager},
+           {Eager{kNoId, 0, {}}},
            {Refused{"x", "no good"}, Join{}},
            {plan},
            {plan, eager, Eager{1, 1, {}}, Fail{"x", ErrorCode::Mismatch, "differs"}},
