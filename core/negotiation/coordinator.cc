@@ -278,8 +278,8 @@ std::optional<Fail> Coordinator::verdict(const Entry& entry) const {
 ClosedEntry Coordinator::closed(const Entry& entry) const {
   ClosedEntry out;
   out.name = entry.name;
-  out.eager =
-      options_.eager;  // if all want it: an entry that one of them never sends would not freeze
+  // If all want it: an entry that one of them never sends so would not freeze either.
+  out.eager = options_.eager;
   bool some_absent = false;
   for (size_t member = 0; member < entry.votes.size(); ++member) {
     const Vote& vote = entry.votes[member];

@@ -123,7 +123,7 @@ class Coordinator {
   // Whether the item must wait behind an entry that the member knows to be served.
   bool is_ahead(int from, const Item& item) const;
   const std::string* name_of(const Item& item) const;
-  // Takes what has waited for entries that are closed now. True if anything was taken.
+  // Takes what has waited for entries that are closed now. True if that completes others.
   bool catch_up();
   void take_now(int from, const Item& item, uint64_t applied, Nanos now);
   void take_eager(int from, const Eager& eager, Nanos now);

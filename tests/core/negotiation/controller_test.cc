@@ -14,6 +14,7 @@
 
 #include "horon/core/base/text.h"
 #include "horon/core/negotiation/wire_format.h"
+#include "horon/tests/core/negotiation/test_messages.h"
 
 namespace horon::core {
 namespace {
@@ -22,6 +23,9 @@ using ::testing::HasSubstr;
 
 constexpr Nanos kMillisecond = 1'000'000;
 constexpr Nanos kSecond = 1'000'000'000;
+
+using test_messages::message;
+using test_messages::tensor;
 
 using Owned = std::unique_ptr<Controller>;
 
@@ -32,18 +36,6 @@ Owned make(int rank, int size, Nanos limit = 10 * kSecond) {
   options.size = size;
   options.dead_after = options.stall_warn_after = limit;
   return std::make_unique<Controller>(options);
-}
-
-SpecPtr tensor(const std::string& name, int64_t extent = 4) {
-  EntrySpec spec;
-  spec.parts = {{name, {extent}}};
-  return std::make_shared<const EntrySpec>(spec);
-}
-
-std::vector<std::byte> message(const Item& item) {
-  Envelope envelope;
-  envelope.items.push_back(item);
-  return encode(envelope);
 }
 
 Owned with_x(int rank, int size) {

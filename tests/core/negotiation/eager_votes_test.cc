@@ -92,28 +92,35 @@ size_t deliver_but(SimulatedCluster& cluster, int from, int to, size_t waiting) 
   return waiting;
 }
 
+void act(SimulatedCluster& cluster, size_t times) {
+  for (int rank = 0; rank < cluster.size(); ++rank) {
+    for (size_t i = 0; i < times; ++i) cluster.act(rank);
+    cluster.flush(rank);
+  }
+}
+
+// Runs the first call, by a Plan, and then six more actions of each rank, of which the fifth is an
+// eager call. What rank 1 has sent to rank 2 since waits: returns how many messages.
+size_t run_until_rank_2_lags(SimulatedCluster& cluster) {
+  act(cluster, 1);
+  EXPECT_EQ(deliver_but(cluster, 1, 2, 0), 0U);
+  for (int rank = 0; rank < cluster.size(); ++rank) {
+    cluster.finish(rank);
+    cluster.flush(rank);
+  }
+  act(cluster, 5);
+  const size_t waiting = deliver_but(cluster, 1, 2, 0);
+  act(cluster, 1);
+  return deliver_but(cluster, 1, 2, waiting);
+}
+
 // The coordinator finds that all have joined while elements that it has are still on their way from
 // rank 1 to rank 2: there join() must not return before the call that was made before it.
 TEST(EagerVotes, JoinReturnsBehindThem) {
   const Action pause = think(0);
   const Program program = {give("x"), pause, pause, pause, pause, give("x"), join()};
   SimulatedCluster cluster(eager(3), {program, program, program});
-  const auto act = [&](size_t times) {
-    for (int rank = 0; rank < 3; ++rank) {
-      for (size_t i = 0; i < times; ++i) cluster.act(rank);
-      cluster.flush(rank);
-    }
-  };
-  act(1);
-  EXPECT_EQ(deliver_but(cluster, 1, 2, 0), 0U);
-  for (int rank = 0; rank < 3; ++rank) {
-    cluster.finish(rank);
-    cluster.flush(rank);
-  }
-  act(5);
-  size_t waiting = deliver_but(cluster, 1, 2, 0);
-  act(1);
-  waiting = deliver_but(cluster, 1, 2, waiting);
+  const size_t waiting = run_until_rank_2_lags(cluster);
   const auto outcome = [&](int rank, size_t action) {
     return cluster.rank(rank).outcomes.at(action).kind;
   };
@@ -135,23 +142,8 @@ TEST(EagerVotes, RecordsOfTheNextCallComeBehindThem) {
   const Program goes_on = {give("x"), pause, pause, pause, pause, give("x"), pause, give("x")};
   const Program joins = {give("x"), pause, pause, pause, pause, give("x"), join(), pause};
   SimulatedCluster cluster(eager(3), {goes_on, goes_on, joins});
-  const auto act = [&](size_t times) {
-    for (int rank = 0; rank < 3; ++rank) {
-      for (size_t i = 0; i < times; ++i) cluster.act(rank);
-      cluster.flush(rank);
-    }
-  };
-  act(1);
-  EXPECT_EQ(deliver_but(cluster, 1, 2, 0), 0U);
-  for (int rank = 0; rank < 3; ++rank) {
-    cluster.finish(rank);
-    cluster.flush(rank);
-  }
-  act(5);
-  size_t waiting = deliver_but(cluster, 1, 2, 0);
-  act(1);
-  waiting = deliver_but(cluster, 1, 2, waiting);
-  act(1);
+  size_t waiting = run_until_rank_2_lags(cluster);
+  act(cluster, 1);
   waiting = deliver_but(cluster, 1, 2, waiting);
   EXPECT_EQ(cluster.rank(2).outcomes.at(5).kind, Outcome::Kind::Pending);
   ASSERT_GE(waiting, 1U);

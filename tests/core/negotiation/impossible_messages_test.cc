@@ -11,11 +11,15 @@
 
 #include "horon/core/negotiation/controller.h"
 #include "horon/core/negotiation/wire_format.h"
+#include "horon/tests/core/negotiation/test_messages.h"
 
 namespace horon::core::impossible_messages_test {
 namespace {
 
 using ::testing::HasSubstr;
+
+using test_messages::message;
+using test_messages::tensor;
 
 using Owned = std::unique_ptr<Controller>;
 
@@ -24,18 +28,6 @@ Owned make(int rank = 1, int size = 3) {
   options.rank = rank;
   options.size = size;
   return std::make_unique<Controller>(options);
-}
-
-SpecPtr tensor(const std::string& name, int64_t extent = 4) {
-  EntrySpec spec;
-  spec.parts = {{name, {extent}}};
-  return std::make_shared<const EntrySpec>(spec);
-}
-
-std::vector<std::byte> message(const Item& item) {
-  Envelope envelope;
-  envelope.items.push_back(item);
-  return encode(envelope);
 }
 
 // The error with which this item from that rank ends the controller; empty if it does not.
