@@ -90,7 +90,7 @@ void train(Net& model, const Settings& settings, const horon::IdxDataset& test,
   horon::DistributedOptimizer optimizer(
       torch::optim::SGD(model->parameters(),
                         torch::optim::SGDOptions(horon::scale_lr(settings.lr)).momentum(0.9)),
-      model->named_parameters(), {.op = horon::ReduceOp::Average});
+      *model, {.op = horon::ReduceOp::Average});
   torch::optim::StepLR schedule(optimizer, 1, 0.5);
 
   example::Progress progress(settings.epochs, sampler.samples_per_epoch(), settings.batch_size,
