@@ -139,5 +139,39 @@ TEST(Coordinator, WhatIsCompleteIsPlannedBeforeJoinReturns) {
   EXPECT_TRUE(std::holds_alternative<Joined>(log[1]));
 }
 
+// A member's Join has waited behind its second Eager for x. Once another member's elements for the
+// first have come, nothing else need come, so the Thaw must not wait for the next decision.
+TEST(Coordinator, AThawOfAWordThatHasWaitedIsDueAtOnce) {
+  Coordinator::Options options;
+  options.ranks = {0, 1};
+  options.host_of = {0, 1};
+  options.freeze_after = 1;
+  options.eager = true;
+  Coordinator coordinator(options);
+  Ready ready;
+  ready.name = "x";
+  ready.spec = spec_of(CollectiveKind::Allreduce, 4);
+  ready.eager = true;
+  for (const int from : {0, 1}) coordinator.take(from, ready, 0, 0);
+  const std::vector<Item> first = coordinator.decide();
+  ASSERT_EQ(first.size(), 1U) << "what is eager is not frozen";
+  Eager eager;
+  eager.id = std::get<Plan>(first[0]).batches.at(0).entries.at(0).id;
+  ready.name = "w";
+  ready.eager = false;
+  for (const int from : {0, 1}) coordinator.take(from, ready, coordinator.log_size(), 0);
+  EXPECT_FALSE(coordinator.decide().empty());
+  ASSERT_TRUE(coordinator.any_frozen());
+
+  for (const Item& item : {Item{eager}, Item{eager}, Item{Join{}}}) {
+    coordinator.take(1, item, coordinator.log_size(), 0);
+  }
+  EXPECT_TRUE(coordinator.decide().empty());
+  coordinator.take(0, eager, coordinator.log_size(), 0);
+  const std::vector<Item> log = coordinator.decide();
+  ASSERT_EQ(log.size(), 1U);
+  EXPECT_TRUE(std::holds_alternative<Thaw>(log[0]));
+}
+
 }  // namespace
 }  // namespace horon::core
