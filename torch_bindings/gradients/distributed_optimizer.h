@@ -258,9 +258,9 @@ class DistributedOptimizer : public Opt,
  public:
   // Takes over an optimizer, new or with state. The gradients of its parameters are reduced, and no
   // others; their names come from `named` (a module, named_parameters(), a list of pairs: see
-  // named_tensors.h). Parameters without a name there get one by their position. Local. Throws as
-  // GradientReducer does.
-  DistributedOptimizer(Opt&& optimizer, const NamedTensors& named,
+  // named_tensors.h). Parameters without a name there get one by their position, which errors and
+  // reports then give. Local. Throws as GradientReducer does.
+  DistributedOptimizer(Opt&& optimizer, const NamedTensors& named = {},
                        const DistributedOptimizerOptions& options = {})
       : Opt(std::move(optimizer)),
         torch_detail::OptimizerCalls<DistributedOptimizer>(this->param_groups(), named, options) {
@@ -348,13 +348,13 @@ class DistributedOptimizer<::torch::optim::Optimizer>
 
  public:
   // The optimizer stays the program's and outlives this. Throws as above.
-  DistributedOptimizer(Optimizer& optimizer, const NamedTensors& named,
+  DistributedOptimizer(Optimizer& optimizer, const NamedTensors& named = {},
                        const DistributedOptimizerOptions& options = {})
       : OptimizerCalls(optimizer.param_groups(), named, options), optimizer_(&optimizer) {
     torch_detail::require_unsharded(options, "an optimizer that the program holds itself");
   }
   // Owns the optimizer, which is not null.
-  DistributedOptimizer(std::unique_ptr<Optimizer> optimizer, const NamedTensors& named,
+  DistributedOptimizer(std::unique_ptr<Optimizer> optimizer, const NamedTensors& named = {},
                        const DistributedOptimizerOptions& options = {})
       : DistributedOptimizer(torch_detail::not_null(optimizer.get()), named, options) {
     owned_ = std::move(optimizer);
@@ -382,16 +382,12 @@ class DistributedOptimizer<::torch::optim::Optimizer>
   std::unique_ptr<Optimizer> owned_;
 };
 
-DistributedOptimizer(::torch::optim::Optimizer&, const NamedTensors&)
-    ->DistributedOptimizer<::torch::optim::Optimizer>;
-DistributedOptimizer(::torch::optim::Optimizer&, const NamedTensors&,
-                     const DistributedOptimizerOptions&)
+DistributedOptimizer(::torch::optim::Optimizer&, const NamedTensors& = {},
+                     const DistributedOptimizerOptions& = {})
     ->DistributedOptimizer<::torch::optim::Optimizer>;
 template <class Held>
-DistributedOptimizer(std::unique_ptr<Held>, const NamedTensors&)
-    -> DistributedOptimizer<::torch::optim::Optimizer>;
-template <class Held>
-DistributedOptimizer(std::unique_ptr<Held>, const NamedTensors&, const DistributedOptimizerOptions&)
+DistributedOptimizer(std::unique_ptr<Held>, const NamedTensors& = {},
+                     const DistributedOptimizerOptions& = {})
     -> DistributedOptimizer<::torch::optim::Optimizer>;
 
 }  // namespace horon

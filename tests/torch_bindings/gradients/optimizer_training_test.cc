@@ -162,6 +162,34 @@ TEST(Training, IsAnOptimizer) {
   EXPECT_GT(loaded.state().size(), 0u);
 }
 
+// Two optimizers, one of them held by the program, with parameters that have no names but their
+// positions, which are the same in both.
+TEST(Training, WithoutNames) {
+  Net alone = make_net(at::kDouble);
+  optim::SGD plain(alone->parameters(), optim::SGDOptions(0.1));
+  train(alone, plain, at::kDouble, false, false);
+
+  Net first = make_net(at::kDouble), second = make_net(at::kDouble);
+  DistributedOptimizer optimizer(optim::SGD(first->parameters(), optim::SGDOptions(0.1)));
+  optim::SGD held(second->parameters(), optim::SGDOptions(0.1));
+  DistributedOptimizer of_second(static_cast<optim::Optimizer&>(held));
+  for (int step = 0; step < kSteps; ++step) {
+    const Batch mine = shard_of(batch_of(step, at::kDouble));
+    optimizer.zero_grad();
+    of_second.zero_grad();
+    (loss_of(first, mine) + loss_of(second, mine)).backward();
+    optimizer.step();
+    of_second.step();
+  }
+  for (const Net& net : {first, second}) {
+    expect_equal_on_all_ranks(*net);
+    expect_same_parameters(*net, *alone, 1e-9);
+  }
+  EXPECT_THAT(
+      error_of([&] { DistributedOptimizer(optim::SGD(first->parameters(), 0.1)); }),
+      testing::AllOf(testing::StartsWith(kInvalid), testing::HasSubstr("\"param_group.0.0\"")));
+}
+
 // A step has three small buckets and what the ranks tell each other about it. Time decides whether
 // they fuse, but not whether they are frozen. Between hosts a start takes one message up and one
 // down for each host but rank 0's; several starts may share them.
