@@ -295,6 +295,7 @@ torch_test(gradients/optimizer_traps_test 2 3 4)
 torch_test(gradients/backward_test 2 3 4)
 # Behind the one before, which looks for a warning that a process gives once.
 torch_test(gradients/older_gradient_test 1 2 3)
+torch_test(gradients/equal_gradients_test 1 2 3)
 torch_test(gradients/replica_check_test 2 3 4)
 torch_test(gradients/backward_ends_test 2 3 4 THREADS)
 torch_test(gradients/reducer_random_test 2 3 4 ${fewer_programs})

@@ -6,6 +6,7 @@
 
 #include <c10/core/StreamGuard.h>
 
+#include "horon/core/base/log.h"
 #include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
@@ -55,6 +56,7 @@ void GradientReducer::Impl::announce(Failures& failures) {
   facts.rounded_otherwise = step_rounded_otherwise_;
   facts.bytes = wished_bytes_;
   facts.reorders = wants_order() && !round_->is_captured;
+  facts.gradients = equal_gradients_.fingerprint();
   if (settings_.compares_replicas()) {
     raise_flags();
     facts.replica = fingerprint_;
@@ -148,6 +150,7 @@ bool GradientReducer::Impl::use_agreement() {
   }
   if (totals_.bytes.others > 0) hear_of_bytes();
   if (totals_.reorders) failures.run([&] { hear_of_order(); });
+  hear_of_gradients();
   const bool weighted = failures.run([&] { use_weights(); });
   failures.run([&] {
     if (totals_.late == 0) return;
@@ -225,6 +228,25 @@ void GradientReducer::Impl::refuse_failed_ranks() {
   throw Error(ErrorCode::InvalidArgument,
               core::concat("\"", name_, "\": the reduction of gradients failed on ", ranks,
                            "; see the error there. No rank takes the step"));
+}
+
+// The bucket is about to be submitted.
+void GradientReducer::Impl::see_gradients(const GradientBucket& bucket) {
+  for (const size_t slot : bucket.slots()) {
+    if (slots_[slot].fired()) equal_gradients_.see(slot, slots_[slot].parameter().grad());
+  }
+}
+
+void GradientReducer::Impl::hear_of_gradients() {
+  if (!equal_gradients_.heard(totals_.same_gradients) || settings_.set_rank != 0) return;
+  const int count = totals_.participants;
+  const std::string ranks = count == 2 ? "both ranks" : core::concat("all ", count, " ranks");
+  core::log(core::LogLevel::Warn,
+            core::concat("\"", name_, "\": ", ranks, " had the same gradients in the first ",
+                         EqualGradients::kRounds, " backward passes, so together they learn no ",
+                         "more than one rank would. Give each rank other data: by ",
+                         "DistributedRandomSampler or DistributedSequentialSampler, in Python by ",
+                         "DistributedSampler; or by another seed on each rank"));
 }
 
 void GradientReducer::Impl::compare_replicas() {

@@ -285,6 +285,7 @@ bool GradientReducer::Impl::submit(GradientBucket& bucket, bool flags_count) {
   size_t absent_count = 0;
   try {
     bucket.let_current_stream_wait_for_writers();
+    if (equal_gradients_.watches()) see_gradients(bucket);
     for (size_t i = 0; i < parts; ++i) {
       if (slots_[bucket.slots()[i]].prepare_submission(weight_, before_bucket != nullptr)) continue;
       absent.resize(parts);

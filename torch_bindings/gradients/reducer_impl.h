@@ -42,6 +42,7 @@
 #include "horon/torch_bindings/gradients/bucket.h"
 #include "horon/torch_bindings/gradients/bucket_order.h"
 #include "horon/torch_bindings/gradients/bucket_tuner.h"
+#include "horon/torch_bindings/gradients/equal_gradients.h"
 #include "horon/torch_bindings/gradients/gradient_reducer.h"
 #include "horon/torch_bindings/gradients/hooks.h"
 #include "horon/torch_bindings/gradients/late_parts.h"
@@ -254,6 +255,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   [[noreturn]] void refuse_round_number();
   [[noreturn]] void refuse_failed_ranks();
   void compare_replicas();
+  void see_gradients(const GradientBucket& bucket);
+  void hear_of_gradients();
   void use_weights();
   [[noreturn]] void refuse_unlike_steps();
   [[noreturn]] void refuse_early_step(bool early);
@@ -337,6 +340,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   torch_detail::ReplicaCheck replicas_;
   uint64_t fingerprint_ = 0;  // of this rank's parameters when flags_ were raised
   torch_detail::LookSchedule looks_;
+  torch_detail::EqualGradients equal_gradients_;
   torch_detail::ArrivalOrder arrivals_;              // on the rank that decides, until it has
   std::vector<size_t> slot_order_;                   // of buckets_; empty: reverse of slots_
   std::optional<std::vector<size_t>> wished_order_;  // that all ranks are to hear of

@@ -213,7 +213,7 @@ void GradientReducer::Impl::end_round() {
     if (!failures.first()) failures = round_->of_others;
     round_failed_ = failures.first().has_value();
     if (round_->is_captured && !round_failed_) keep_memory_for_graphs();
-    agree_first_ = !next_round_may_be_plain();
+    agree_first_ = !next_round_may_be_plain() || equal_gradients_.wants_round();
   } catch (...) {
     close_round();
     throw;
@@ -345,6 +345,7 @@ void GradientReducer::Impl::forget_gathering() {
   }
   gave_up_ = false;
   flags_.reset();
+  equal_gradients_.begin_round();
   task_that_fits_.reset();
   open_ = false;
 }

@@ -6,58 +6,14 @@
 #include <limits>
 #include <vector>
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
-
 #include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/gradients/round_agreement.h"
+#include "horon/torch_bindings/gradients/sampled_numbers.h"
 
 namespace horon::torch_detail {
 namespace {
-
-// Stands for NaN and Inf, which are alike on all ranks or not, as other values are.
-constexpr double kNotFinite = 1e300;
-
-// 2 for complex numbers.
-int64_t reals_of_each(const at::Tensor& tensor) { return tensor.is_complex() ? 2 : 1; }
-
-double real_number(const at::Tensor& tensor, int64_t index) {
-  const void* const data = tensor.const_data_ptr();
-  double value = 0;
-  switch (c10::toRealValueType(tensor.scalar_type())) {
-    case at::kFloat:
-      value = static_cast<const float*>(data)[index];
-      break;
-    case at::kDouble:
-      value = static_cast<const double*>(data)[index];
-      break;
-    case at::kHalf:
-      value = static_cast<const c10::Half*>(data)[index];
-      break;
-    case at::kBFloat16:
-      value = static_cast<const c10::BFloat16*>(data)[index];
-      break;
-    default:
-      break;
-  }
-  return std::isfinite(value) ? value : kNotFinite;
-}
-
-// Calls visit(index of a real number) for `count` numbers that lie evenly, or all if there are
-// fewer.
-template <class Visit>
-void for_each_spread(const at::Tensor& tensor, size_t count, uint64_t first, const Visit& visit) {
-  const auto numbers = static_cast<uint64_t>(tensor.numel() * reals_of_each(tensor));
-  // In a tensor with gaps or overlaps only index 0 is an element for certain.
-  if (!tensor.is_non_overlapping_and_dense()) return visit(int64_t{0});
-  const uint64_t visited = std::min<uint64_t>(count, numbers);
-  const uint64_t distance = numbers / visited;
-  for (uint64_t i = 0; i < visited; ++i) {
-    visit(static_cast<int64_t>((first + i * distance) % numbers));
-  }
-}
 
 // Calls visit(slot number, index of a real number) for those whose turn it is: of each
 // parameter that is wanted at least one, so that what a step changes differently is seen in the

@@ -28,6 +28,9 @@ enum Index : size_t {
   kReplica,
   kReplicaSquare,
   kLooks,
+  kHasGradients,
+  kGradients,
+  kGradientsSquare,
   kTotal,
   kTotalCut,  // its last 16 bits, whose square is exact
   kTotalCutSquare,
@@ -116,6 +119,10 @@ void RoundAgreement::announce(const RoundFacts& facts) {
   numbers[kReplica] = replica;
   numbers[kReplicaSquare] = replica * replica;
   numbers[kLooks] = facts.wants_look ? 1 : 0;
+  const auto gradients = static_cast<double>(facts.gradients.value_or(0) & 0xffff);
+  numbers[kHasGradients] = facts.gradients ? 1 : 0;
+  numbers[kGradients] = gradients;
+  numbers[kGradientsSquare] = gradients * gradients;
   numbers[kTotal] = static_cast<double>(facts.number.total);
   numbers[kTotalCut] = total_cut;
   numbers[kTotalCutSquare] = total_cut * total_cut;
@@ -151,6 +158,9 @@ RoundTotals RoundAgreement::agree() {
   totals.replicas_alike = !totals.same_total || all_equal(numbers[kParticipants], numbers[kReplica],
                                                           numbers[kReplicaSquare]);
   totals.look = numbers[kLooks] > 0;
+  totals.same_gradients =
+      totals.participants > 1 && numbers[kHasGradients] == numbers[kParticipants] &&
+      all_equal(numbers[kParticipants], numbers[kGradients], numbers[kGradientsSquare]);
   totals.bytes = {static_cast<int64_t>(numbers[kFirstBucketBytes]),
                   static_cast<int64_t>(numbers[kBucketBytes]),
                   static_cast<int64_t>(numbers[kPieceBytes])};

@@ -31,8 +31,9 @@ struct RoundFacts {
   bool early = false;              // step() came before backward_passes_per_step backward passes
   bool rounded_otherwise = false;  // the optimizer's last step, than its own step() does
   std::optional<double> weight;
-  std::optional<uint64_t> replica;  // its fingerprint; empty: replicas are not compared
-  bool wants_look = false;          // at the replicas, if fingerprints differ
+  std::optional<uint64_t> replica;    // its fingerprint; empty: replicas are not compared
+  bool wants_look = false;            // at the replicas, if fingerprints differ
+  std::optional<uint64_t> gradients;  // their fingerprint before the reduction; empty: none
   // What all ranks are to use from the next round on; one rank alone says so.
   std::optional<BucketBytes> bytes;
   bool reorders = false;  // this rank has another order of gradients for the buckets
@@ -47,9 +48,10 @@ struct RoundTotals {
   int early = 0;
   int weighted = 0;  // ranks that gave a weight
   double weight = 0;
-  bool unlike_steps = false;   // the last step of some ranks, not of all, was rounded otherwise
-  bool replicas_alike = true;  // as far as their fingerprints tell
-  bool look = false;           // some rank wants to look at them if they are not
+  bool unlike_steps = false;    // the last step of some ranks, not of all, was rounded otherwise
+  bool replicas_alike = true;   // as far as their fingerprints tell
+  bool look = false;            // some rank wants to look at them if they are not
+  bool same_gradients = false;  // of several ranks, as far as their fingerprints tell
   // What all ranks count their rounds by from here on; a rank that has joined for a while has
   // missed some. Only where the totals are equal the ranks have sampled the same elements.
   bool same_total = true;
