@@ -1,8 +1,8 @@
 // Finds out whether all ranks have the same gradients before the reduction: then they train with
 // the same data, and together learn no more than one of them would.
 //
-// It is an easy mistake. A sampler of LibTorch draws from a generator whose seed is the same in
-// every process, so a program that does not share out its data gives all ranks the same batches.
+// It is an easy mistake: a program gives all ranks one seed, so that they begin with the same
+// parameters, and LibTorch's samplers then draw the same batches on all of them.
 //
 // In the first rounds that the ranks agree on (round_agreement.h) each says a fingerprint of a few
 // numbers of its gradients. Only where these are equal does it take further rounds.
