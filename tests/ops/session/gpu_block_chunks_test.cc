@@ -149,7 +149,10 @@ TEST_F(GpuBlockChunks, EveryTypeAndReduction) {
     const auto rows = static_cast<int64_t>(4 * static_cast<size_t>(chunk()) / size_of(dtype));
     check({CollectiveKind::Allgather, alike(rows + 5), {1}, ReduceOp::Sum, dtype});
     for (const ReduceOp op : ops::kAllReduceOps) {
-      if (!why_no_reduction(dtype, op).empty()) continue;
+      // Where a batch is cut depends on the size of its elements alone.
+      const bool is_needed =
+          op == ReduceOp::Sum || dtype == DataType::Float32 || dtype == DataType::Int32;
+      if (!is_needed || !why_no_reduction(dtype, op).empty()) continue;
       check({CollectiveKind::Reducescatter, alike(rows + 5), {1}, op, dtype});
     }
   }
@@ -168,9 +171,10 @@ TEST_F(GpuBlockChunks, ByMpi) {
 // A batch that is rounded between hosts is not cut either.
 TEST_F(GpuBlockChunks, RoundedForTheWire) {
   start({}, {{"HORON_GPU_COLLECTIVES", "host"}, {"HORON_WIRE_DTYPE", "bfloat16"}});
-  check_all();
+  const bool between_hosts = ops::runtime().topology().host_count() > 1;
+  if (between_hosts) check_all();
   const Case sum{CollectiveKind::Reducescatter, alike(4 * chunk()), {1}};
-  EXPECT_EQ(kernels_of(sum), ops::runtime().topology().host_count() == 1 ? 8 : 2);
+  EXPECT_EQ(kernels_of(sum), between_hosts ? 2 : 8);
 }
 
 // A kernel packs each chunk, and one unpacks it.
