@@ -49,10 +49,12 @@ horon_test(executor_test
                  core/execution/shared_scratch_test.cc
                  support/fake_device.cc)
 horon_test(op_table_test
-           FILES core/execution/op_table_test.cc core/runtime/live_submissions_test.cc
+           FILES core/execution/op_table_test.cc core/runtime/eager_elements_test.cc
+                 core/runtime/live_submissions_test.cc
                  core/runtime/look_round_test.cc core/runtime/pacer_test.cc
                  core/runtime/reaper_test.cc
-                 core/runtime/runnable_calls_test.cc core/runtime/submission_check_test.cc)
+                 core/runtime/runnable_calls_test.cc core/runtime/submission_check_test.cc
+                 support/fake_device.cc)
 # Tests whose ranks are threads of one program, run on memory of each kind.
 set(fake_world support/fake_device.cc support/memory_of_worlds_immediate.cc)
 add_library(horon_runtime_tests OBJECT EXCLUDE_FROM_ALL

@@ -130,8 +130,11 @@ TEST(ChunkedBatch, EveryLength) {
       rank.executor->enqueue(batch(0, list(tensor.entry())));
       ASSERT_TRUE(rank.run());
       EXPECT_EQ(tensor.wrong(2), 0U) << count;
-      EXPECT_EQ(rank.script->started.size(),
-                static_cast<size_t>(plan_chunks(batch_of(count, DataType::Float32)).chunks));
+      const int64_t chunks = plan_chunks(batch_of(count, DataType::Float32)).chunks;
+      EXPECT_EQ(rank.script->started.size(), static_cast<size_t>(chunks));
+      for (const Batch& chunk : rank.script->started) {
+        EXPECT_EQ(chunk.piece_bytes, chunks == 1 ? ChunkPlan::kBytesLeast : 0) << "the op chooses";
+      }
       ASSERT_EQ(rank.finished.size(), 1U);
       EXPECT_FALSE(rank.finished[0].error);
       ASSERT_EQ(rank.enqueued.size(), 1U) << "for the user it is one";
@@ -195,6 +198,21 @@ TEST(ChunkedBatch, Broadcast) {
   }
 }
 
+// The program may be reading what it sends.
+TEST(ChunkedBatch, WhatIsBroadcastInPlaceIsNotWritten) {
+  for (const int64_t count : {kChunk, 5 * ChunkPlan::kBytes / 4}) {
+    StagedRank source;
+    Tensor sent(count);
+    source.script->may_end = [&](size_t) {
+      sent.input.front() = -7;
+      return true;
+    };
+    source.executor->enqueue(batch(0, list(broadcast(sent, 0))));
+    ASSERT_TRUE(source.run());
+    EXPECT_EQ(sent.input.front(), -7);
+  }
+}
+
 TEST(ChunkedBatch, ARankThatHasJoinedGivesZeros) {
   StagedRank rank(late(1));
   Tensor tensor(7 * kChunk + 1);
@@ -253,13 +271,14 @@ TEST(ChunkedBatch, ADeviceThatForgetsToWaitGivesOtherResults) {
 }
 
 // The op finds its peers by the order of start. The tensors of the second batch are copied in
-// meanwhile.
+// meanwhile, and it starts while the last chunk of the first is under way.
 TEST(ChunkedBatch, LaterBatchesStartBehindTheLastChunk) {
   StagedRank rank(late(3));
   Tensor first(6 * kChunk), second(3), third(5 * kChunk), fourth(2 * kChunk);
   bool has_other_copy = false;
   rank.script->may_end = [&](size_t n) {
     if (n == 0) has_other_copy = rank.scratch->usage().bytes > 5 * ChunkPlan::kBytesLeast;
+    if (n == 5) return rank.script->started.size() > 6;
     return n > 0 || has_other_copy;
   };
   uint64_t sequence = 0;

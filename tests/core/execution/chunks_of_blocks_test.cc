@@ -325,13 +325,13 @@ TEST(ChunksOfBlocks, AnOpThatFailsInTheMiddleEndsTheBatch) {
   }
 }
 
-// The first chunk has nearly all of the short blocks: four like it would be more than all.
+// The first chunk has all of the short blocks: three like it would be twice as much as all.
 TEST(ChunksOfBlocks, ScratchIsHardlyMoreThanAllOfIt) {
-  Group group(CollectiveKind::Allgather, {1}, {kChunk, kChunk / 2, 8 * kChunk});
+  Group group(CollectiveKind::Allgather, {1}, {kChunk, kChunk, 3 * kChunk});
   const OneRun run(group, 1);
-  EXPECT_GT(run.seen.chunks.size(), 1U);
+  EXPECT_THAT(run.seen.chunks, SizeIs(3));
   EXPECT_LE(run.rank.scratch->usage().bytes_peak,
-            static_cast<size_t>(11 * kChunk + 4 * kChunk) * sizeof(float) * 5 / 4);
+            static_cast<size_t>(6 * kChunk + 2 * kChunk) * sizeof(float) * 5 / 4);
   check_allgather(group, run);
 }
 

@@ -48,7 +48,11 @@ struct Rank {
     turn_device();
     return pace;
   }
-  Executor::Pace step_executor() { return executor->step(finished, enqueued); }
+  Executor::Pace step_executor() {
+    const Executor::Pace pace = executor->step(finished, enqueued);
+    EXPECT_NE(pace, Executor::Pace::Ringing) << "nothing here rings";
+    return pace;
+  }
   void turn_device() {
     for (int i = 0; i < 3; ++i) (void)device->turn();
   }

@@ -155,19 +155,27 @@ TEST_P(ExecutorContract, AFailedReadyEventFailsItsBatch) {
 
 TEST_P(ExecutorContract, AbandonKeepsWhatIsInFlightForEver) {
   const auto meeting = std::make_shared<FakeMeeting>(2);  // the other rank never comes
-  Rank rank(GetParam(), 0, 2, meeting, {});
+  int aborts = 0;
+  Rank rank(GetParam(), 0, 2, meeting, {.on_abort = [&](int) { ++aborts; }});
   std::vector<float> a = {1}, b = {2};
-  const auto owned = std::make_shared<int>();
+  const auto owned = std::make_shared<int>(), in_line = std::make_shared<int>();
   EntryWork owner = entry(1, a);
   owner.allocate_output = [owned](size_t, int64_t, MemoryQueue&) { return nullptr; };
   rank.executor->enqueue(batch(0, list(std::move(owner))));
-  rank.executor->enqueue(batch(1, list(entry(2, b))));
+  for (uint64_t i = 1; i < Executor::kUnderWayMax; ++i) {
+    rank.executor->enqueue(batch(i, list(entry(i + 1, b))));
+  }
+  EntryWork waiting = entry(0, b);
+  waiting.allocate_output = [in_line](size_t, int64_t, MemoryQueue&) { return nullptr; };
+  rank.executor->enqueue(batch(Executor::kUnderWayMax, list(std::move(waiting))));
   for (int i = 0; i < 5; ++i) rank.step();
   rank.executor->abandon();
+  EXPECT_EQ(aborts, 1);
   EXPECT_EQ(rank.step(), Executor::Pace::Idle);
   EXPECT_TRUE(rank.finished.empty());
   rank.executor.reset();
   EXPECT_EQ(owned.use_count(), 2);
+  EXPECT_EQ(in_line.use_count(), 2);
 }
 
 TEST_P(ExecutorContract, AJoinedRankTakesPartWithNeutralElements) {
@@ -183,6 +191,7 @@ TEST_P(ExecutorContract, AJoinedRankTakesPartWithNeutralElements) {
   run_both(data_rank, joined_rank);
   EXPECT_THAT(mine, ElementsAre(5, 6));
   EXPECT_EQ(joined_rank.finished.size(), 1U);
+  for (const EnqueuedBatch& each : joined_rank.enqueued) EXPECT_TRUE(each.entries.empty());
 }
 
 TEST_P(ExecutorContract, AllgatherAllocatesWhenTheSizeIsKnown) {

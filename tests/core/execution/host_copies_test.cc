@@ -1,6 +1,7 @@
 // Batches of the host in which some tensors are on a device.
 #include "horon/core/execution/host_copies.h"
 
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -9,6 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "horon/core/execution/finished_flight.h"
 #include "horon/tests/core/execution/executor_rank.h"
 #include "horon/tests/core/execution/staged_rank.h"
 
@@ -27,12 +29,15 @@ using testing::Each;
 
 // One of two ranks with the same tensors: the results are twice the inputs.
 struct MixedRank {
-  explicit MixedRank(FakeDevice::Options options = {}, size_t bytes_max = ScratchPool::kNoLimit) {
+  // `op`: null means a TwoRanksOp.
+  explicit MixedRank(FakeDevice::Options options = {}, size_t bytes_max = ScratchPool::kNoLimit,
+                     std::unique_ptr<CollectiveOp> op = nullptr) {
     options.by_hand = true;
     device = std::make_unique<FakeDevice>(options);
     producer = std::make_unique<FakeQueue>(*device);
     std::vector<std::unique_ptr<CollectiveOp>> ops;
-    ops.push_back(std::make_unique<TwoRanksOp>(script));
+    if (op == nullptr) op = std::make_unique<TwoRanksOp>(script);
+    ops.push_back(std::move(op));
     std::vector<std::unique_ptr<MemoryDomain>> domains;
     domains.push_back(std::make_unique<FakeDomain>(DeviceKind::Host));
     auto elsewhere = std::make_unique<ElsewhereDomain>(*device);
@@ -47,7 +52,9 @@ struct MixedRank {
 
   Executor::Pace step() {
     (void)device->turn();
-    return executor->step(finished, enqueued);
+    const Executor::Pace pace = executor->step(finished, enqueued);
+    EXPECT_NE(pace, Executor::Pace::Ringing) << "nothing here rings";
+    return pace;
   }
   void run() {
     for (int i = 0; i < 10'000; ++i) {
@@ -150,6 +157,44 @@ TEST(HostCopies, ARankThatReceivesBringsNothing) {
   EXPECT_THAT(received, testing::ElementsAre(1, 2, 3, 4, 5));
 }
 
+// The other rank has the same elements.
+class GatherOp final : public CollectiveOp {
+ public:
+  std::string_view name() const override { return "gather"; }
+  std::string refusal(const BatchFacts&) const override { return ""; }
+  std::unique_ptr<InFlight> start(Batch batch) override {
+    const size_t length = static_cast<size_t>(batch.count) * sizeof(float);
+    std::memcpy(batch.output, batch.input, length);
+    std::memcpy(batch.output + length, batch.input, length);
+    return std::make_unique<FinishedFlight>();
+  }
+};
+
+// Its copy goes to the scratch all the same, since the other rank needs the elements.
+TEST(HostCopies, AResultGetsMemoryWhenItsSizeIsKnown) {
+  for (const bool refused : {false, true}) {
+    MixedRank rank({}, ScratchPool::kNoLimit, std::make_unique<GatherOp>());
+    std::vector<float> mine(300, 5), result;
+    const auto owned = std::make_shared<int>();
+    EntryWork work = on_device(entry(1, mine, mine, CollectiveKind::Allgather));
+    work.memory.front().output = nullptr;
+    work.extents = {300, 300};
+    work.allocate_output = [&, owned](size_t, int64_t elements, MemoryQueue& queue) {
+      EXPECT_EQ(&queue, &rank.domain->queue_back()) << "which writes to it";
+      if (!refused) result.resize(static_cast<size_t>(elements));
+      return refused ? nullptr : bytes(result);
+    };
+    rank.executor->enqueue(batch(0, list(std::move(work))));
+    rank.run();
+    ASSERT_EQ(rank.finished.size(), 1U);
+    EXPECT_FALSE(rank.finished[0].error);
+    EXPECT_EQ(rank.enqueued.at(0).entries.at(0).error.has_value(), refused);
+    EXPECT_EQ(result.size(), refused ? 0U : 600U);
+    EXPECT_THAT(result, Each(5));
+    EXPECT_EQ(owned.use_count(), 2) << "only threads of the program destroy what it owns";
+  }
+}
+
 TEST(HostCopies, TheirMemoryIsUsedAgain) {
   MixedRank rank;
   std::vector<float> data(300, 1);
@@ -179,6 +224,17 @@ TEST(HostCopies, ADeviceMayTakeLongToOpen) {
   EXPECT_THAT(more, Each(4));
 }
 
+TEST(HostCopies, MemoryThatIsBeingMadeIsWaitedFor) {
+  MixedRank rank;
+  rank.domain->makes_in = 4;
+  std::vector<float> data(300, 1);
+  rank.executor->enqueue(batch(0, list(on_device(entry(1, data, data)))));
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(rank.step(), Executor::Pace::Polling);
+  EXPECT_EQ(rank.scratch->usage().bytes, 0U);
+  rank.run();
+  EXPECT_THAT(data, Each(2));
+}
+
 // Except for the oldest batch, which may exceed it.
 TEST(HostCopies, KeepToTheLimitOfScratch) {
   constexpr size_t kOne = size_t{64} << 10;
@@ -196,7 +252,7 @@ TEST(HostCopies, KeepToTheLimitOfScratch) {
   }
   rank.run();
   for (const std::vector<float>& each : data) EXPECT_THAT(each, Each(6));
-  EXPECT_LE(rank.scratch->usage().bytes_peak, 5 * kOne);
+  EXPECT_LE(rank.scratch->usage().bytes_peak, 4 * kOne) << "the one behind it waits";
 }
 
 // Memory to which the device or a peer may still write is never released, and only the batch fails.

@@ -93,6 +93,12 @@ TEST(OpTable, KnowsWhatItCanRun) {
   }
 }
 
+TEST(OpTable, TheKnobIsNotForAdasum) {
+  BatchFacts facts;
+  facts.reduce_op = ReduceOp::Adasum;
+  EXPECT_EQ(table("mpi").select(facts).name(), "shm_allreduce") << "the first that can";
+}
+
 TEST(OpTable, SaysWhy) {
   EXPECT_THAT(table("auto").explain(facts_of(CollectiveKind::Allreduce, 1)),
               ElementsAre("shm_allreduce: chosen", HasSubstr("mpi_allreduce: fits, but"),
@@ -124,6 +130,31 @@ TEST(OpTable, TheKnobTakesNoTensorsToTheHost) {
   EXPECT_EQ(name_of("mpi", true, 11), "shm_allreduce_staged") << "where NCCL can't";
   EXPECT_EQ(name_of("mpi", false, 10), "mpi_allreduce_staged");
   EXPECT_EQ(name_of("auto", false, 10), "shm_allreduce_staged");
+}
+
+// Each of them may have enqueued work that waits for peers that are gone.
+TEST(OpTable, TheEndOfTheJobIsToldToEveryOp) {
+  class EndedOp final : public CollectiveOp {
+   public:
+    explicit EndedOp(std::vector<std::string>& told) : told_(told) {}
+    std::string_view name() const override { return "ended"; }
+    std::string refusal(const BatchFacts&) const override { return ""; }
+    std::unique_ptr<InFlight> start(Batch) override { return nullptr; }
+    void abort() noexcept override { told_.emplace_back("abort"); }
+    void finish_abort(std::chrono::steady_clock::time_point) noexcept override {
+      told_.emplace_back("finish");
+    }
+
+   private:
+    std::vector<std::string>& told_;
+  };
+  std::vector<std::string> told;
+  std::vector<std::unique_ptr<CollectiveOp>> list;
+  for (int i = 0; i < 2; ++i) list.push_back(std::make_unique<EndedOp>(told));
+  OpTable ops(std::move(list), "auto");
+  ops.abort();
+  ops.finish_abort({});
+  EXPECT_THAT(told, ElementsAre("abort", "abort", "finish", "finish"));
 }
 
 TEST(OpTable, NothingFitsIsAnErrorWithAllReasons) {

@@ -1,4 +1,5 @@
 // Batches that repeat, and how far one step goes.
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -94,6 +95,72 @@ TEST_P(ExecutorContract, RowsThatChangeAreLaidOutAnew) {
       EXPECT_THAT(received, ElementsAre(1, rows));
     }
   }
+}
+
+TEST(Executor, ABarrierDoesNotWaitForADevice) {
+  Rank rank(FakeMemory::Enqueued, 0, 1, std::make_shared<FakeMeeting>(1), {});
+  rank.domain->open_in(1000);
+  std::vector<float> nothing;
+  EntryWork work = entry(1, nothing);
+  auto spec = std::make_shared<EntrySpec>(*work.spec);
+  spec->kind = CollectiveKind::Barrier;
+  work.spec = spec;
+  rank.executor->enqueue(batch(0, list(std::move(work))));
+  for (int i = 0; i < 5; ++i) rank.step();
+  EXPECT_EQ(rank.finished.size(), 1U);
+}
+
+// A program that makes a new spec for each call never asks for what is kept.
+TEST(PreparedBatches, AreKeptInALimitedNumber) {
+  PreparedBatches prepared;
+  std::vector<std::weak_ptr<const EntrySpec>> specs;
+  for (int i = 0; i < 5000; ++i) {
+    PreparedBatch each;
+    each.spec = std::make_shared<const EntrySpec>();
+    specs.emplace_back(each.spec);
+    prepared.add(std::move(each));
+  }
+  const auto is_kept = [](const auto& spec) { return !spec.expired(); };
+  EXPECT_LE(std::count_if(specs.begin(), specs.end(), is_kept), 1024);
+  EXPECT_NE(prepared.find(specs.back().lock().get(), 0, {}), nullptr);
+}
+
+// An op that enqueues, once its tensors are ready.
+class ReadyOp final : public CollectiveOp {
+ public:
+  explicit ReadyOp(std::unique_ptr<CollectiveOp> inner) : inner_(std::move(inner)) {}
+  std::string_view name() const override { return inner_->name(); }
+  std::string refusal(const BatchFacts& facts) const override { return inner_->refusal(facts); }
+  bool enqueues() const override { return true; }
+  bool wants_ready_tensors() const override { return true; }
+  std::unique_ptr<InFlight> start(Batch batch) override { return inner_->start(std::move(batch)); }
+
+ private:
+  const std::unique_ptr<CollectiveOp> inner_;
+};
+
+TEST(Executor, AnOpThatWantsReadyTensorsStartsWhenTheyAre) {
+  const auto device = std::make_shared<FakeDevice>(FakeDevice::Options{.by_hand = true});
+  std::vector<std::unique_ptr<CollectiveOp>> ops;
+  ops.push_back(std::make_unique<ReadyOp>(std::make_unique<FakeOp>(
+      0, std::make_shared<FakeMeeting>(1), FakeDelays{}, DeviceKind::Cuda, FakeMemory::Enqueued)));
+  Executor::Parts parts;
+  parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
+  parts.scratch = test::scratch_of(std::make_unique<FakeDomain>(DeviceKind::Cuda, device));
+  Executor executor(std::move(parts));
+  FakeQueue program(*device);
+  std::vector<float> data = {0};
+  program.run([&] { data[0] = 1; });
+  EntryWork late = entry(1, data);
+  late.ready = program.record_ready();
+  executor.enqueue(batch(0, list(std::move(late))));
+  std::vector<FinishedBatch> finished;
+  std::vector<EnqueuedBatch> enqueued;
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(executor.step(finished, enqueued), Executor::Pace::Polling);
+  EXPECT_TRUE(enqueued.empty());
+  while (device->turn()) continue;
+  (void)executor.step(finished, enqueued);
+  EXPECT_EQ(enqueued.size(), 1U);
 }
 
 // The later batches wait, and all end in the order of the log.

@@ -240,6 +240,17 @@ TEST(QueuedBatches, AnOpThatTakesSeveralCallsToEnqueueKeepsItsPlace) {
   EXPECT_THAT(meeting->started(0), ElementsAre(0, 1));
 }
 
+TEST_P(ExecutorContract, NothingOfAFinishedBatchIsKept) {
+  Rank rank(GetParam(), 0, 1, std::make_shared<FakeMeeting>(1), {});
+  std::vector<float> a = {1}, b = {2};
+  std::vector<EntryWork> work = list(entry(1, a), entry(2, b));
+  const std::weak_ptr<const EntrySpec> spec = work.front().spec;
+  rank.executor->enqueue(batch(0, std::move(work)));
+  rank.run();
+  rank.finished.clear();
+  EXPECT_TRUE(spec.expired());
+}
+
 TEST(QueuedBatches, AnOpThatFailsBehindItsHandleFailsTheBatch) {
   Rank rank(FakeMemory::Enqueued, 0, 1, std::make_shared<FakeMeeting>(1),
             {.fail_op_at_sequence = 0});
@@ -247,6 +258,7 @@ TEST(QueuedBatches, AnOpThatFailsBehindItsHandleFailsTheBatch) {
   rank.executor->enqueue(batch(0, list(entry(1, a), entry(2, b))));
   while (rank.finished.empty()) rank.step();
   EXPECT_THAT(rank.finished[0].error->what(), HasSubstr("fake network is down"));
+  EXPECT_TRUE(rank.enqueued.empty()) << "its handle would tell of a result first";
 }
 
 TEST(QueuedBatches, ADeviceThatFailsFailsTheBatch) {
@@ -315,6 +327,13 @@ TEST(Predecessors, EachOrderIsItsOwn) {
       << "it has a limit of its own";
   earlier.clear();
   EXPECT_TRUE(earlier.may_start(shm) && earlier.may_start(mpi) && earlier.may_take_scratch(host));
+  // Nothing of a pass is left in the next ones.
+  earlier.add(&host, true, &any);
+  EXPECT_TRUE(earlier.may_start(shm) && earlier.may_start(mpi));
+  earlier.clear();
+  earlier.add(&host, true, nullptr);
+  earlier.clear();
+  EXPECT_TRUE(earlier.may_take_scratch(host) && earlier.is_oldest_in(host));
 }
 
 // Many batches that are packed, of which the first is not ready for long.
@@ -374,24 +393,6 @@ TEST(QueuedBatches, ADeviceThatIsBeingOpenedIsWaitedFor) {
     rank.run();
     EXPECT_EQ(rank.finished.size(), 2U);
     EXPECT_THAT(meeting->started(0), ElementsAre(0, 1));
-  }
-}
-
-// If the third took the scratch that the second waits for, the second would never start, nor the
-// third after it.
-TEST(QueuedBatches, ASmallBatchDoesNotTakeTheScratchOfALargeOneBeforeIt) {
-  for (const FakeMemory memory : {FakeMemory::Immediate, FakeMemory::HostDriven}) {
-    Rank rank(memory, 0, 1, std::make_shared<FakeMeeting>(1), {.op_polls = 3}, 100'000);
-    std::vector<std::vector<float>> tensors;
-    for (const size_t bytes : {60'000, 80'000, 30'000}) {
-      tensors.emplace_back(bytes / sizeof(float), 1);
-    }
-    std::vector<std::vector<float>> ends(3, std::vector<float>(1));
-    for (size_t i = 0; i < 3; ++i) {
-      rank.executor->enqueue(batch(i, list(entry(1, tensors[i]), entry(2, ends[i]))));
-    }
-    rank.run();
-    EXPECT_EQ(rank.finished.size(), 3U);
   }
 }
 

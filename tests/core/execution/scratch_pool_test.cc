@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "horon/tests/core/execution/executor_rank.h"
+#include "horon/tests/core/execution/staged_rank.h"
 
 namespace horon::core {
 namespace {
@@ -82,12 +83,14 @@ TEST(ScratchPool, HoldsNoMoreThanItsLimitOnceTheRestHasComeBack) {
   for (ScratchPool::Buffer& buffer : taken) pool.give_back(std::move(buffer));
   EXPECT_EQ(pool.pool->usage().bytes, 7 * kMiB);
   EXPECT_EQ(pool.domain->bytes_held(), pool.pool->usage().bytes);
+  const ScratchPool::Buffer more = pool.take(9 * kMiB);
   EXPECT_EQ(pool.pool->usage().bytes_peak, 31 * kMiB);
 }
 
 TEST(ScratchPool, ARequestBeyondTheLimitThatComesAgainIsAllocatedOnce) {
   HostPool pool(1 * kMiB);
   for (int step = 0; step < 5; ++step) pool.give_back(pool.take(3 * kMiB));
+  EXPECT_EQ(pool.take(100).capacity, 3 * kMiB) << "a new one would be beyond the limit too";
   EXPECT_EQ(pool.domain->allocations(), 1);
 }
 
@@ -161,6 +164,19 @@ TEST(ScratchPool, WhatTheDeviceUsesIsNotReleased) {
   EXPECT_FALSE(memory[6].expired() || memory[7].expired()) << "the device has not come so far";
 }
 
+TEST(ScratchPool, WhatAFailedDeviceUsedIsNeverReleased) {
+  HostPool pool(64 * kKiB);
+  std::vector<ScratchPool::Buffer> taken;
+  std::vector<std::weak_ptr<std::byte>> memory;
+  for (int i = 0; i < 3; ++i) memory.emplace_back(taken.emplace_back(pool.take(1000)).memory);
+  for (ScratchPool::Buffer& buffer : taken) {
+    pool.give_back(std::move(buffer), std::make_shared<test::FakeEvent>(0, /*fails=*/true));
+  }
+  for (const auto& each : memory) EXPECT_FALSE(each.expired());
+  pool.pool.reset();
+  for (const auto& each : memory) EXPECT_FALSE(each.expired());
+}
+
 // The device is far behind, and each batch needs a larger buffer than the one before: the pool does
 // not grow with the device's backlog.
 TEST(ScratchPool, TheLimitCountsWhatTheDeviceStillUses) {
@@ -180,6 +196,37 @@ TEST(ScratchPool, TheLimitCountsWhatTheDeviceStillUses) {
   rank.run();
   EXPECT_EQ(rank.finished.size(), 5U);
   EXPECT_LE(rank.executor->scratch().usage().bytes_peak, limit);
+}
+
+// The second waits until the first gives its scratch back, and then may exceed the limit. If the
+// third took some before, the pool would hold more than the limit.
+TEST(ScratchPool, ASmallBatchDoesNotTakeTheScratchOfALargeOneBeforeIt) {
+  constexpr size_t limit = 200'000;
+  for (const FakeMemory memory : {FakeMemory::Immediate, FakeMemory::HostDriven}) {
+    Rank rank(memory, 0, 1, std::make_shared<FakeMeeting>(1), {.op_polls = 3}, limit);
+    std::vector<std::vector<float>> tensors;
+    for (const size_t bytes : {80'000, 160'000, 60'000}) {
+      tensors.emplace_back(bytes / sizeof(float), 1);
+    }
+    std::vector<std::vector<float>> ends(3, std::vector<float>(1));
+    for (size_t i = 0; i < 3; ++i) {
+      rank.executor->enqueue(batch(i, list(entry(1, tensors[i]), entry(2, ends[i]))));
+    }
+    rank.run();
+    EXPECT_EQ(rank.finished.size(), 3U);
+    EXPECT_LE(rank.executor->scratch().usage().bytes_peak, limit);
+  }
+}
+
+TEST(ScratchPool, MemoryThatIsBeingMadeIsWaitedFor) {
+  staged_world::StagedRank rank;
+  rank.domain->makes_in = 4;
+  std::vector<float> data = {3};
+  rank.executor->enqueue(batch(0, list(entry(1, data))));
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(rank.step(), Executor::Pace::Polling);
+  EXPECT_EQ(rank.scratch->usage().bytes, 0U);
+  EXPECT_TRUE(rank.run());
+  EXPECT_EQ(data.front(), 6);
 }
 
 }  // namespace

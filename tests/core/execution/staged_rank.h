@@ -30,6 +30,8 @@ class ElsewhereDomain final : public MemoryDomain {
   bool ops_reach_tensors() const override { return false; }
   // True from the `opens_in`-th call on.
   bool is_open() override { return opens_in == 0 || --opens_in == 0; }
+  // True from the `makes_in`-th call on.
+  bool has_at_hand(size_t /*bytes*/) override { return makes_in == 0 || --makes_in == 0; }
   // Full of NaN, so that a reduction of memory that is not copied yet shows.
   std::shared_ptr<std::byte> allocate(size_t bytes) override {
     if (bytes == 0) return nullptr;
@@ -42,6 +44,7 @@ class ElsewhereDomain final : public MemoryDomain {
   MemoryQueue& queue_back() override { return back_; }
 
   int opens_in = 0;
+  int makes_in = 0;
   std::weak_ptr<const void> latest;  // memory that was allocated
 
  private:
@@ -169,7 +172,9 @@ struct StagedRank {
 
   Executor::Pace step() {
     (void)device->turn();
-    return executor->step(finished, enqueued);
+    const Executor::Pace pace = executor->step(finished, enqueued);
+    EXPECT_NE(pace, Executor::Pace::Ringing) << "nothing here rings";
+    return pace;
   }
   // Steps until it is idle. False: it never is.
   bool run() {

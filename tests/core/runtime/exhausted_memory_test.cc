@@ -18,6 +18,8 @@
 
 #include "horon/core/execution/collective_op.h"
 #include "horon/core/execution/op_table.h"
+#include "horon/core/runtime/abort_sender.h"
+#include "horon/tests/core/runtime/forwarding_transport.h"
 #include "horon/tests/core/runtime/runtime_world.h"
 #include "horon/tests/support/failing_allocation.h"
 
@@ -188,6 +190,43 @@ void submit_to_removed_set(int n) {
     call_alone(n, runtime, submit, "has been removed");
     EXPECT_EQ(runtime.shutdown(kLongEnough), "");
   });
+}
+
+// Notes what it should send, without memory of its own.
+class NotingTransport final : public ForwardingTransport {
+ public:
+  NotingTransport() : ForwardingTransport(std::move(InProcessTransport::make_world(3).front())) {}
+  void send(int to, SharedBytes message) override {
+    if (to == 1 && refusals > 0) {
+      --refusals;
+      throw std::bad_alloc();
+    }
+    sizes[static_cast<size_t>(to)] = message.size();
+    ++sent[static_cast<size_t>(to)];
+  }
+  int refusals = 0;  // of messages to rank 1, for want of memory
+  std::array<size_t, 3> sizes{};
+  std::array<int, 3> sent{};
+};
+
+// The prepared message must do, and a peer that can't even get that is told later.
+TEST(AbortSender, TellsEveryPeerOnceWithoutMemory) {
+  const std::vector<int> one_host(3);
+  const Error out_of_memory(ErrorCode::OperationFailed, "out of memory");
+  const Error cause(ErrorCode::OperationFailed, "a text that is longer than the prepared one");
+  NotingTransport transport;
+  AbortSender sender(make_topology(0, one_host), out_of_memory, transport);
+  EXPECT_TRUE(sender.done()) << "there is nothing to tell";
+  transport.refusals = 1;
+  test::fail_allocations(0, 1000);
+  sender.send(cause);
+  test::fail_allocations(0, 0);
+  EXPECT_THAT(transport.sent, testing::ElementsAre(0, 0, 1));
+  EXPECT_TRUE(sender.done());
+  EXPECT_THAT(transport.sent, testing::ElementsAre(0, 1, 1));
+  EXPECT_LT(transport.sizes[2], transport.sizes[1]) << "there is memory again";
+  sender.send(out_of_memory);
+  EXPECT_THAT(transport.sent, testing::ElementsAre(0, 1, 1)) << "only the first cause counts";
 }
 
 class ExhaustedMemory : public testing::TestWithParam<int> {};

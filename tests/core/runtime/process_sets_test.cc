@@ -3,10 +3,14 @@
 #include <algorithm>
 #include <atomic>
 #include <latch>
+#include <optional>
 #include <random>
+#include <utility>
 
 #include <gmock/gmock.h>
 
+#include "horon/core/negotiation/wire_format.h"
+#include "horon/tests/core/runtime/forwarding_transport.h"
 #include "horon/tests/core/runtime/runtime_world.h"
 
 namespace horon::core {
@@ -296,6 +300,53 @@ TEST(ProcessSets, ARemovedSetHasNoScratch) {
     runtime.remove_set(1);
     EXPECT_EQ(runtime.statistics().scratch_bytes, before);
   });
+}
+
+// Delivers the last message about a set once more when told to.
+class Repeats final : public ForwardingTransport {
+ public:
+  Repeats(std::unique_ptr<Transport> below, uint32_t set, std::atomic<bool>& repeat)
+      : ForwardingTransport(std::move(below)), set_(set), repeat_(repeat) {}
+  std::optional<Message> receive() override {
+    std::optional<Message> message = ForwardingTransport::receive();
+    if (message) {
+      if (!is_farewell(message->bytes) && set_of(message->bytes) == set_) last_ = message;
+      return message;
+    }
+    if (!repeat_ || !last_) return std::nullopt;
+    repeat_ = false;
+    return std::exchange(last_, std::nullopt);
+  }
+
+ private:
+  const uint32_t set_;
+  std::atomic<bool>& repeat_;
+  std::optional<Message> last_;
+};
+
+// It was sent before the set was removed, and the network has kept it.
+TEST(ProcessSets, AMessageAboutARemovedSetIsIgnored) {
+  for (const uint32_t set : {uint32_t{1}, kFirstNumberedSet + 1}) {
+    std::atomic<bool> repeat{false};
+    Hooks hooks;
+    hooks.wrap_transport = [&](int rank, std::unique_ptr<Transport> below) {
+      if (rank == 0) return below;
+      return std::unique_ptr<Transport>(new Repeats(std::move(below), set, repeat));
+    };
+    World world(2, {}, no_limits(), hooks);
+    world.each([&](Runtime& runtime, int rank) {
+      add(runtime, set, {0, 1});
+      Tensor x = tensor({1});
+      EXPECT_EQ(error_of(*runtime.submit(in_set(set, "x", x))), "");
+      runtime.remove_set(set);
+      if (rank == 1) {
+        repeat = true;
+        while (repeat) std::this_thread::sleep_for(1ms);
+      }
+      barrier(runtime, "later");
+      EXPECT_EQ(runtime.fatal_error(), nullptr);
+    });
+  }
 }
 
 TEST(ProcessSets, CallsForASetThatIsNotHereAreNamed) {

@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <barrier>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -229,6 +230,46 @@ TEST(QueuedMemory, ShutdownDrainsTheDevice) {
     EXPECT_EQ(runtime.shutdown(kLongEnough), "");
     for (const Tensor& each : x) EXPECT_EQ(each.data[0], 2);
   });
+}
+
+// An event that lets a test act while a thread waits for it.
+class ActingEvent final : public Event {
+ public:
+  explicit ActingEvent(std::function<void()> act) : act_(std::move(act)) {}
+  bool happened() override { return false; }
+  void wait() override { act_(); }
+
+ private:
+  const std::function<void()> act_;
+};
+
+std::string error_of_get(const std::function<void(HandleState&)>& while_waiting, bool enqueued) {
+  HandleState handle;
+  Outcome outcome;
+  outcome.done = std::make_shared<ActingEvent>([&] { while_waiting(handle); });
+  handle.finish(std::move(outcome));
+  if (enqueued) while_waiting(handle);
+  try {
+    (void)(enqueued ? handle.get_enqueued() : handle.get());
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// An abort lets the event happen all the same, without a valid result.
+TEST(QueuedMemory, WhatFailsBehindAHandleIsTheErrorOfWhoeverAsksForTheResult) {
+  const auto fail = [](HandleState& handle) {
+    handle.fail_enqueued(Error(ErrorCode::PeerDead, "the cause"));
+  };
+  const auto fail_with_the_device = [&](HandleState& handle) {
+    fail(handle);
+    throw Error(ErrorCode::OperationFailed, "the device has failed");
+  };
+  EXPECT_EQ(error_of_get([](HandleState&) {}, false), "");
+  EXPECT_EQ(error_of_get(fail, false), "the cause");
+  EXPECT_EQ(error_of_get(fail_with_the_device, false), "the cause");
+  EXPECT_EQ(error_of_get(fail, true), "the cause");
 }
 
 }  // namespace

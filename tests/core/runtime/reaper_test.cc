@@ -31,6 +31,28 @@ TEST(Reaper, ReleasesAllThatIsThere) {
   }
 }
 
+// Only threads of the program destroy it.
+TEST(Reaper, KeepsWhatCallbacksAndEventsOwn) {
+  struct OwningEvent final : Event {
+    explicit OwningEvent(std::shared_ptr<int> owned) : tensor(std::move(owned)) {}
+    bool happened() override { return true; }
+    void wait() override {}
+    std::shared_ptr<int> tensor;
+  };
+  Reaper reaper;
+  const auto tensor = std::make_shared<int>();
+  Submission allocates, waits;
+  allocates.allocate_output = [tensor](size_t, int64_t, MemoryQueue&) { return nullptr; };
+  waits.ready = std::make_unique<OwningEvent>(tensor);
+  for (Submission* const each : {&allocates, &waits}) {
+    reaper.add(std::move(*each));
+    *each = {};
+  }
+  EXPECT_EQ(tensor.use_count(), 3);
+  reaper.release();
+  EXPECT_EQ(tensor.use_count(), 1);
+}
+
 TEST(Reaper, WhatDiesMayReleaseToo) {
   Reaper reaper;
   bool released = false;

@@ -1,6 +1,7 @@
 #include "horon/core/runtime/runnable_calls.h"
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <semaphore>
 #include <string>
@@ -93,11 +94,11 @@ TEST(RunnableCalls, AfterTheEndOfTheOpsNothingIsAFault) {
   EXPECT_EQ(runnable.fault(facts), "");
 }
 
-// An op that signals when it is asked, takes its time, and notes which thread destroys it.
+// An op that signals when it is asked, waits, and notes which thread destroys it.
 class SlowOp final : public CollectiveOp {
  public:
-  SlowOp(std::binary_semaphore& is_asked, std::thread::id& destroyed_by)
-      : is_asked_(is_asked), destroyed_by_(destroyed_by) {}
+  SlowOp(std::binary_semaphore& is_asked, std::function<void()> wait, std::thread::id& destroyed_by)
+      : is_asked_(is_asked), wait_(std::move(wait)), destroyed_by_(destroyed_by) {}
   ~SlowOp() override { destroyed_by_ = std::this_thread::get_id(); }
   SlowOp(const SlowOp&) = delete;
   SlowOp& operator=(const SlowOp&) = delete;
@@ -105,25 +106,46 @@ class SlowOp final : public CollectiveOp {
   std::string_view name() const override { return "slow"; }
   std::string refusal(const BatchFacts& /*facts*/) const override {
     is_asked_.release();
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    wait_();
     return "";
   }
   std::unique_ptr<InFlight> start(Batch /*batch*/) override { return nullptr; }
 
  private:
   std::binary_semaphore& is_asked_;
+  const std::function<void()> wait_;
   std::thread::id& destroyed_by_;
 };
+
+std::unique_ptr<Executor> executor_of(std::unique_ptr<CollectiveOp> op) {
+  std::vector<std::unique_ptr<CollectiveOp>> list;
+  list.push_back(std::move(op));
+  Executor::Parts parts;
+  parts.ops = std::make_shared<OpTable>(std::move(list), "auto");
+  return std::make_unique<Executor>(std::move(parts));
+}
+
+// The thread has called exit() in a signal handler, say.
+TEST(RunnableCalls, OpsThatAThreadIsAskingForEverAreNotDestroyed) {
+  std::binary_semaphore is_asked{0}, comes_back{0};
+  std::thread::id destroyed_by;
+  auto executor = executor_of(std::make_unique<SlowOp>(
+      is_asked, [&] { comes_back.acquire(); }, destroyed_by));
+  const RunnableCalls runnable(executor->lent_ops());
+  std::thread asking([&] { (void)runnable.fault({}); });
+  is_asked.acquire();
+  executor.reset();
+  EXPECT_EQ(destroyed_by, std::thread::id());
+  comes_back.release();
+  asking.join();
+}
 
 // A destructor may call MPI, which only one thread may do.
 TEST(RunnableCalls, WhoeverEndsTheOpsDestroysThemWhileOthersAsk) {
   std::binary_semaphore is_asked{0};
   std::thread::id destroyed_by;
-  std::vector<std::unique_ptr<CollectiveOp>> list;
-  list.push_back(std::make_unique<SlowOp>(is_asked, destroyed_by));
-  Executor::Parts parts;
-  parts.ops = std::make_shared<OpTable>(std::move(list), "auto");
-  auto executor = std::make_unique<Executor>(std::move(parts));
+  const auto wait = [] { std::this_thread::sleep_for(std::chrono::milliseconds(50)); };
+  auto executor = executor_of(std::make_unique<SlowOp>(is_asked, wait, destroyed_by));
   const RunnableCalls runnable(executor->lent_ops());
   std::string fault = "none yet";
   std::thread asking([&] { fault = runnable.fault({}); });

@@ -153,6 +153,23 @@ TEST(RuntimeFailures, ARankThatDiesIsNamedThoughTheOthersAreBusy) {
   });
 }
 
+// It may have ended properly, and its last message may still be on its way.
+TEST(RuntimeFailures, ARankThatIsGoneWhileNothingIsUnderWayIsNotDeadAtOnce) {
+  Dead dead{.rank = 1};
+  World world(2, {}, no_limits(), hooks_of(dead));
+  std::barrier<> all_rest(2);
+  world.each([&](Runtime& runtime, int rank) {
+    EXPECT_EQ(error_of_submit(runtime, "x"), "");
+    all_rest.arrive_and_wait();
+    if (rank == 1) {
+      dead.known = true;
+      std::this_thread::sleep_for(300ms);
+    }
+    EXPECT_EQ(runtime.shutdown(kLongEnough), "");
+    EXPECT_EQ(runtime.fatal_error(), nullptr);
+  });
+}
+
 TEST(RuntimeFailures, AnErrorOfSessionCodeEndsTheJobOnAllRanks) {
   World world(3, {}, no_limits());
   world.each([](Runtime& runtime, int rank) {

@@ -145,6 +145,20 @@ TEST(SubmissionMemory, OfAWaitIsReleasedWhenItReturns) {
   });
 }
 
+TEST(SubmissionMemory, OfWhatNobodyHasWaitedForIsReleasedByShutdown) {
+  World world(1);
+  world.each([](Runtime& runtime, int) {
+    const auto x = std::make_shared<Tensor>(tensor({1}));
+    Submission mine = submission("x", *x);
+    mine.keep_alive = x;
+    const auto handle = runtime.submit(std::move(mine));
+    while (!handle->finished()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(x.use_count(), 2);
+    EXPECT_EQ(runtime.shutdown(kLongEnough), "");
+    EXPECT_EQ(x.use_count(), 1);
+  });
+}
+
 TEST(SubmissionMemory, OfAFailedCollectiveStaysForEver) {
   Threads& threads = *new Threads;
   {

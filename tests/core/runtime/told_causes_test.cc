@@ -142,6 +142,23 @@ TEST(ToldCauses, WhatAPeerSaysInAnotherSetCountsMoreThanWhatFollowsFromItInThisO
   });
 }
 
+// Several ranks may find it at once: all say the same.
+TEST(ToldCauses, TheDeathThatACollectiveFindsIsAllThatIsTold) {
+  Hooks hooks;
+  hooks.change_execution = [](int, const std::vector<int>&, Executor::Parts& execution) {
+    std::vector<std::unique_ptr<CollectiveOp>> ops;
+    ops.push_back(std::make_unique<StepByStep>(
+        [] { throw Error(ErrorCode::PeerDead, "rank 7 (pid 1) has died"); }));
+    execution.ops = std::make_shared<OpTable>(std::move(ops), "auto");
+  };
+  World world(2, {}, no_limits(), hooks);
+  world.each([](Runtime& runtime, int) {
+    const std::string error = error_of_submit(runtime, "x");
+    EXPECT_THAT(error, HasSubstr("rank 7 (pid 1) has died"));
+    EXPECT_THAT(error, testing::Not(HasSubstr("collective of")));
+  });
+}
+
 // Sees that a peer has died before it reads the peer's last message.
 class DeathBeforeNews final : public ForwardingTransport {
  public:

@@ -23,6 +23,13 @@ namespace {
 std::optional<int> told_length;  // of the next messages, instead of their own
 bool sends_fail = false;
 
+// While it is on, the first request that is tested ends only after another one.
+struct Overtaking {
+  bool on = false;
+  const MPI_Request* first = nullptr;
+  bool has_happened = false;
+} overtaking;
+
 }  // namespace
 
 // MPI's profiling interface: this function is called in place of the library's.
@@ -40,6 +47,15 @@ extern "C" int MPI_Testsome(int count, MPI_Request* requests, int* ended, int* i
   for (int i = 0; i < *ended; ++i) statuses[i].MPI_ERROR = MPI_SUCCESS;
   statuses[*ended - 1].MPI_ERROR = MPI_ERR_TRUNCATE;
   return MPI_ERR_IN_STATUS;
+}
+
+extern "C" int MPI_Test(MPI_Request* request, int* ended, MPI_Status* status) {
+  if (overtaking.on && overtaking.first == nullptr) overtaking.first = request;
+  const bool waits = overtaking.on && request == overtaking.first && !overtaking.has_happened;
+  *ended = 0;
+  const int result = waits ? MPI_SUCCESS : PMPI_Test(request, ended, status);
+  overtaking.has_happened |= overtaking.on && *ended != 0 && request != overtaking.first;
+  return result;
 }
 
 namespace horon::core {
@@ -200,6 +216,25 @@ TEST(MpiTransport, TheErrorOfASendIsItsOwnAndStopsNoOther) {
     if (transport.receive()) ++received;
   }
   EXPECT_EQ(received, test_rank() == 1 ? 2 : 0);
+  MPI_Barrier(bootstrap.communicator());
+}
+
+// MPI may end the receive of a long message after that of a short one.
+TEST(MpiTransport, AMessageIsNotOvertakenByALaterOneOfItsRank) {
+  const MpiLibrary library;
+  const MpiBootstrap bootstrap(library);
+  MpiTransport transport(bootstrap, {});
+  Talk talk(transport);
+  if (test_rank() == 1) {
+    for (const uint64_t index : {0, 1}) talk.send(0, index, 10);
+  }
+  if (test_rank() == 0) {
+    overtaking = {.on = true};
+    for (const uint64_t index : {0, 1}) talk.expect(1, index, 10);
+    EXPECT_TRUE(overtaking.has_happened);
+    overtaking = {};
+  }
+  flush(transport);
   MPI_Barrier(bootstrap.communicator());
 }
 

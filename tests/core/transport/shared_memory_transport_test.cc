@@ -78,6 +78,41 @@ TEST(SharedMemoryTransport, FlushedSaysWhetherTheReaderHasToMakeRoom) {
   });
 }
 
+// Rank 0 of three, when the others have sent it three messages each.
+void receive_from_two(const std::function<void(Transport&)>& receive) {
+  constexpr int kSize = 3;
+  InProcessJob job(kSize);
+  std::barrier<> step(kSize);
+  run_ranks(kSize, [&](int rank) {
+    const auto group = LocalGroup::create(job.of(rank), SharedMemoryTransport::area_bytes(kSize));
+    ASSERT_TRUE(group->available()) << group->unavailable_reason();
+    SharedMemoryTransport transport(*group, group->area(), one_host_topology(rank, kSize), {});
+    for (int i = 0; i < 3 && rank > 0; ++i) transport.send(0, Bytes(10));
+    step.arrive_and_wait();
+    if (rank == 0) receive(transport);
+    step.arrive_and_wait();
+  });
+}
+
+TEST(SharedMemoryTransport, AFloodFromOnePeerDoesNotSilenceTheOthers) {
+  receive_from_two([](Transport& transport) {
+    std::vector<int> from;
+    while (const auto message = transport.receive()) from.push_back(message->from);
+    EXPECT_EQ(from, (std::vector<int>{1, 2, 1, 2, 1, 2}));
+  });
+}
+
+TEST(SharedMemoryTransport, AWaitEndsWhileAMessageIsUnread) {
+  receive_from_two([](Transport& transport) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int message = 0; message < 6; ++message) {
+      transport.wait(kLongEnough, {});  // the first one takes the ring
+      EXPECT_TRUE(transport.receive());
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - start, kLongEnough);
+  });
+}
+
 TEST(SharedMemoryTransport, LengthsBeyondTheLimitAreErrorsOnBothSides) {
   constexpr int kSize = 2;
   InProcessJob job(kSize);
