@@ -79,7 +79,7 @@ at::Tensor resized_middle(const at::Tensor& image, int64_t resize, int64_t size)
   const int64_t columns = image.size(2);
   const double scale = static_cast<double>(resize) / static_cast<double>(std::min(rows, columns));
   const auto scaled = [&](int64_t extent) {
-    return std::max(size, static_cast<int64_t>(std::lround(static_cast<double>(extent) * scale)));
+    return static_cast<int64_t>(std::lround(static_cast<double>(extent) * scale));
   };
   at::Tensor pixels = image.to(at::kFloat).unsqueeze(0);
   pixels = at::_upsample_bilinear2d_aa(pixels, {scaled(rows), scaled(columns)}, false, std::nullopt,

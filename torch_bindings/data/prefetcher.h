@@ -52,10 +52,7 @@ class Prefetcher {
     if (pending_.empty()) return std::nullopt;
     const std::shared_ptr<Pending> pending = std::move(pending_.front());
     pending_.pop_front();
-    if (pending->error) {
-      ended_ = true;
-      pending_.clear();
-    }
+    if (pending->error) pending_.clear();  // and run() draws nothing more
     lock.unlock();
     room_.notify_all();
     if (pending->error) std::rethrow_exception(pending->error);

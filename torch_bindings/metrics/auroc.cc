@@ -26,10 +26,10 @@ at::Tensor area(const at::Tensor& positive, const at::Tensor& negative) {
   return (below.sum() + up_to.sum()).to(at::kDouble) / (2 * pairs);
 }
 
-// A copy in host memory: the program may reuse the batch.
+// In host memory. What add_batch() selects of them is a copy: the program may reuse the batch.
 at::Tensor kept(const at::Tensor& scores) {
   const at::ScalarType type = scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return scores.to(at::kCPU, type, false, true).reshape({-1});
+  return scores.to(at::kCPU, type).reshape({-1});
 }
 
 }  // namespace

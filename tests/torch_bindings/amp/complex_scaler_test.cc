@@ -1,9 +1,12 @@
-// Loss scaling of complex gradients, of which LibTorch's kernels see the real and imaginary parts.
+// Loss scaling of complex gradients, of which LibTorch's kernels see the real and imaginary parts;
+// and which gradients of which optimizers a scaler divides and looks at.
 #include <limits>
+#include <sstream>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/optim/sgd.h>
+#include <torch/serialize.h>
 
 #include "horon/torch_bindings/amp/grad_scaler.h"
 
@@ -44,6 +47,47 @@ TEST(GradScaler, OfComplexGradients) {
   }
   EXPECT_EQ(scaler.get_scale(), 1);
   EXPECT_TRUE(w.equal(moved)) << w;
+}
+
+at::Tensor two_ones() { return at::ones({2}).requires_grad_(true); }
+
+// What is found in the gradients of one lowers the scale, whichever comes last.
+TEST(GradScaler, OfSeveralOptimizers) {
+  const at::Tensor a = two_ones(), b = two_ones();
+  torch::optim::SGD of_a({a}, 1.0), of_b({b}, 1.0);
+  for (const bool a_is_bad : {true, false}) {
+    amp::GradScaler scaler({.init_scale = 4});
+    a.mutable_grad() = at::full({2}, a_is_bad ? kInfinity : 4);
+    b.mutable_grad() = at::full({2}, a_is_bad ? 4 : kInfinity);
+    EXPECT_EQ(scaler.step(of_a), !a_is_bad);
+    EXPECT_EQ(scaler.step(of_b), a_is_bad);
+    scaler.update();
+    EXPECT_EQ(scaler.get_scale(), 2);
+  }
+}
+
+TEST(GradScaler, DividesAParameterThatIsListedTwiceOnce) {
+  const at::Tensor a = two_ones();
+  torch::optim::SGD twice({a, a}, 1.0);
+  amp::GradScaler scaler({.init_scale = 4});
+  a.mutable_grad() = at::full({2}, 8.0);
+  scaler.unscale_(twice);
+  EXPECT_TRUE(a.grad().eq(2).all().item<bool>()) << a.grad();
+}
+
+// Gradients that were divided before a restart are not those after it.
+TEST(GradScaler, ForgetsWhatItHasDividedWhenItIsLoaded) {
+  const at::Tensor a = two_ones();
+  torch::optim::SGD optimizer({a}, 1.0);
+  amp::GradScaler scaler({.init_scale = 4});
+  std::stringstream archive;
+  torch::save(scaler, archive);
+  a.mutable_grad() = at::full({2}, 1.0);
+  scaler.unscale_(optimizer);
+  torch::load(scaler, archive);
+  a.mutable_grad() = at::full({2}, 4.0);
+  EXPECT_TRUE(scaler.step(optimizer));
+  EXPECT_TRUE(a.eq(0).all().item<bool>()) << a;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -11,6 +12,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <sys/resource.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
@@ -28,7 +30,10 @@
 #include "horon/torch_bindings/checkpoint/checkpoint_folder.h"
 #include "horon/torch_bindings/checkpoint/checkpoints.h"
 #include "horon/torch_bindings/checkpoint/opened_checkpoint.h"
+#include "horon/torch_bindings/checkpoint/random_state.h"
+#include "horon/torch_bindings/checkpoint/rank_state.h"
 #include "horon/torch_bindings/collectives/bytes.h"
+#include "horon/torch_bindings/collectives/collectives.h"
 
 namespace horon::checkpoint_file_test {
 namespace {
@@ -89,6 +94,40 @@ TEST_F(CheckpointFile, JobsThatWriteTheSameOneLeaveAWholeOne) {
     EXPECT_EQ(test::error_of([&] { torch_detail::read_checkpoint_file(path); }), "no error");
   }
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
+}
+
+// A job goes on when a file could not be written, and may try again at each step.
+TEST_F(CheckpointFile, NothingIsLeftOfOneThatDoesNotFitOnTheDisk) {
+  c10::impl::GenericDict content = dictionary();
+  content.insert("tensor", at::zeros({1 << 20}));
+  auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small{.rlim_cur = 16384, .rlim_max = before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  const std::string error = test::error_of([&] {
+    torch_detail::write_checkpoint_file(folder_ + "/step-000000000001.pt",
+                                        {.number = 1, .step = 1, .metric = {}}, content);
+  });
+  setrlimit(RLIMIT_FSIZE, &before);
+  (void)std::signal(SIGXFSZ, handler);
+  EXPECT_THAT(error, HasSubstr("step-000000000001.pt: can't be written: File too large"));
+  barrier();
+  EXPECT_TRUE(fs::is_empty(folder_));
+}
+
+// What another program has put there under such a name is not counted, nor removed.
+TEST_F(CheckpointFile, FilesThatCanNotBeReadTakeNoPlaceOfTheKept) {
+  const std::string foreign = folder_ + "/step-foreign.pt";
+  if (rank() == 0) std::ofstream(foreign) << "of another program";
+  barrier();
+  Checkpoints checkpoints(folder_, {.keep_last = 1, .keep_best = 1, .in_background = false});
+  for (const int step : {1, 2, 3}) checkpoints.save(step, {.metric = step});
+  barrier();
+  EXPECT_TRUE(fs::exists(foreign));
+  EXPECT_TRUE(fs::exists(folder_ + "/step-000000000001.pt")) << "the best";
+  EXPECT_FALSE(fs::exists(folder_ + "/step-000000000002.pt"));
+  barrier();
 }
 
 // As the first save() of another job in this folder, while this one writes.
@@ -216,6 +255,41 @@ TEST_F(CheckpointFile, IsLoadedInInferenceMode) {
   checkpoints.add("norm", *norm);
   ASSERT_TRUE(checkpoints.load_latest());
   EXPECT_TRUE(norm->running_mean.equal(mean_of_rank())) << norm->running_mean;
+}
+
+TEST_F(CheckpointFile, BuffersThatDifferComeBackBehindThoseThatDoNot) {
+  const auto variance_of_rank = [] { return at::full({2}, rank() + 2.0); };
+  torch::nn::BatchNorm1d norm(2), again(2);  // whose means are alike
+  norm->running_var.copy_(variance_of_rank());
+  Checkpoints(folder_, {.in_background = false}).add("norm", *norm).save(1);
+  ASSERT_TRUE(Checkpoints(folder_).add("norm", *again).load_latest());
+  EXPECT_TRUE(again->running_var.equal(variance_of_rank())) << again->running_var;
+}
+
+// On another number of ranks. A dropout that is alike on all of them would be one of a single rank.
+TEST_F(CheckpointFile, GivesOtherRanksRandomNumbersOfTheirOwn) {
+  at::manual_seed(7);
+  c10::impl::GenericDict state = dictionary();
+  state.insert(torch_detail::kRandom, torch_detail::random_states());
+  const torch_detail::SavedOfRanks saved{size() + 1, /*same_ranks=*/false, {state}};
+  const auto drawn_by_all = [&](uint64_t seed_before) {
+    at::manual_seed(seed_before);
+    torch_detail::load_rank_state({}, saved, {});
+    return allgather(at::rand({1}, at::kDouble));
+  };
+  const at::Tensor drawn = drawn_by_all(8);
+  EXPECT_NE(drawn[0].item<double>(), drawn[1].item<double>());
+  EXPECT_TRUE(drawn_by_all(9).equal(drawn)) << "what was drawn before does not count";
+}
+
+TEST_F(CheckpointFile, TheLatestIsTheOneThatIsStillBeingWritten) {
+  Checkpoints checkpoints(folder_);
+  at::Tensor large = at::zeros({16 << 20});
+  checkpoints.add("large", {{"large", large}});
+  checkpoints.save(1);
+  EXPECT_EQ(checkpoints.latest(), folder_ + "/step-000000000001.pt");
+  checkpoints.save(2);
+  EXPECT_EQ(checkpoints.load_latest()->step, 2);
 }
 
 TEST_F(CheckpointFile, WhyItCantBeOpenedIsSaid) {

@@ -69,7 +69,13 @@ TEST(PrefetchLoader, GoesOnBehindTheLastBatchThatWasHandedOut) {
     torch::serialize::InputArchive place = saved(first);
     PrefetchLoader second(Numbers{}, DistributedRandomSampler(50, options), ahead);
     second.load(place);
-    for (const auto& batch : second) got.insert(got.end(), batch.begin(), batch.end());
+    // A job that is asked to stop at once saves what it has loaded.
+    DistributedRandomSampler sampler(50, options);
+    testing_support::hand_over(second, sampler);
+    place = saved(PrefetchLoader(Numbers{}, sampler, ahead));
+    PrefetchLoader third(Numbers{}, DistributedRandomSampler(50, options), ahead);
+    third.load(place);
+    for (const auto& batch : third) got.insert(got.end(), batch.begin(), batch.end());
     DistributedRandomSampler oracle(50, options);
     EXPECT_EQ(got, testing_support::drain(oracle)) << stop;
   }
@@ -355,6 +361,14 @@ TEST_F(Images, AFolderOfClasses) {
   EXPECT_TRUE(at::allclose(batch.data[1][2], at::zeros({32, 32}), 1e-5, 1e-6));
   // The middle of the ramp stays in the middle.
   EXPECT_NEAR(batch.data[0][0].mean().item<float>(), 125 / 255.0, 0.02);
+  write("bird/rows.png", png(ramp(60, 40, 3).transpose(0, 1).contiguous(), PNG_FORMAT_RGB));
+  write("bird/tall.png", png(ramp(40, 60, 3).transpose(0, 1).contiguous(), PNG_FORMAT_RGB));
+  ImageFolder birds(folder_, {.resize = 36, .size = 32, .mean = {}, .deviation = {1, 1, 1}});
+  for (const size_t bird : {0, 1}) {
+    EXPECT_NEAR(birds.get_batch(std::vector<size_t>{bird}).data[0][0].mean().item<float>(),
+                125 / 255.0, 0.02);
+  }
+  fs::remove_all(folder_ / "bird");
 
   ImageFolder cut(folder_, {.transform = [](const at::Tensor& image, size_t /*index*/) {
                     return image.narrow(1, 0, 8).narrow(2, 0, 8);

@@ -58,6 +58,14 @@ TEST_F(ImageFolders, LinksToFoldersAreFollowed) {
               ElementsAre("cat/more/a.png", "cat/more/deep/b.png", "cat/z.png", "dog/b.png"));
 }
 
+TEST_F(ImageFolders, TwoLinksToOneFolderAreBothFollowed) {
+  write("elsewhere/a.png");
+  write("all/cat/z.png");
+  fs::create_directory_symlink(folder_ / "elsewhere", folder_ / "all/cat/one");
+  fs::create_directory_symlink(folder_ / "elsewhere", folder_ / "all/cat/two");
+  EXPECT_THAT(listed("all"), ElementsAre("cat/one/a.png", "cat/two/a.png", "cat/z.png"));
+}
+
 TEST_F(ImageFolders, LinksBackAreNotFollowed) {
   write("all/cat/one/a.png");
   write("all/cat/two/b.png");

@@ -127,6 +127,11 @@ TEST(OtherBatches, AStreamThatHasEndedStaysEnded) {
   EXPECT_EQ(in_mid_epoch.next(1)->count, 1u);
   hand_over(in_mid_epoch, of_three);
   EXPECT_EQ(of_three.next(9)->count, 2u);
+  // One that has not begun has not ended, though four ranks could read nothing of it.
+  const DistributedStreamSampler few({.num_replicas = 4, .rank = 0, .records = 3});
+  DistributedStreamSampler of_two({.num_replicas = 2, .rank = 1, .records = 3}), all = of_two;
+  hand_over(few, of_two);
+  EXPECT_EQ(of_two.next(9)->count, 1u);
 }
 
 TEST(OtherBatches, AStreamThatHasEndedUnevenlyStaysEnded) {

@@ -90,6 +90,23 @@ TEST(Prefetcher, AnErrorArrivesBehindTheItemsBeforeIt) {
   }
 }
 
+// Also where the items behind it have been made before.
+TEST(Prefetcher, BehindAnErrorComesTheEnd) {
+  std::latch others_are_drawn(2);
+  Numbers numbers(counting(9,
+                           [&](int i) {
+                             if (i == 0) {
+                               others_are_drawn.wait();
+                               throw std::out_of_range("sample 0");
+                             }
+                             others_are_drawn.count_down();
+                             return i;
+                           }),
+                  3, 3);
+  EXPECT_THROW((void)numbers.next(), std::out_of_range);
+  EXPECT_EQ(numbers.next(), std::nullopt);
+}
+
 TEST(Prefetcher, AnErrorOfDrawingArrivesToo) {
   int drawn = 0;
   Numbers numbers(

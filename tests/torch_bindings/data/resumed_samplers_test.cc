@@ -189,7 +189,11 @@ TEST(ResumedSamplers, SayWhatDoesNotFit) {
   const SamplerOptions alone{.num_replicas = 1, .rank = 0, .uneven = true};
   BalancedBatchSampler pairs({1, 2, 3, 4}, 2, alone), triples({1, 2, 3, 4}, 3, alone);
   BalancedBatchSampler dearer({1, 2, 3, 5}, 2, alone);
+  BalancedBatchSampler from_pools({1, 2, 3, 4}, 2, alone, 3);
+  BalancedBatchSampler repeating({1, 2, 3, 4}, 2, {.num_replicas = 1, .rank = 0});
   EXPECT_THAT(error_of([&] { hand_over(pairs, dearer); }), HasSubstr("other costs"));
+  EXPECT_THAT(error_of([&] { hand_over(pairs, from_pools); }), HasSubstr("pool_steps"));
+  EXPECT_THAT(error_of([&] { hand_over(pairs, repeating); }), HasSubstr("of another kind"));
   EXPECT_THAT(error_of([&] { hand_over(pairs, triples); }),
               HasSubstr("batches of 2, but here they"));
   std::stringstream stream;

@@ -3,6 +3,7 @@
 #include "horon/torch_bindings/data/samplers.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <thread>
@@ -103,6 +104,12 @@ TEST(RandomSampler, WithoutShuffleInOrder) {
             (std::vector<size_t>{1, 4, 0}));
 }
 
+TEST(RandomSampler, WithoutShuffleTheFirstEpochLeavesOutTheLastSamples) {
+  const SamplerOptions options{.num_replicas = 3, .rank = 2, .shuffle = false, .drop_last = true};
+  EXPECT_EQ(epoch_of(11, options, 0), (std::vector<size_t>{2, 5, 8}));
+  EXPECT_EQ(epoch_of(11, options, 1), (std::vector<size_t>{2, 5, 10}));
+}
+
 TEST(RandomSampler, GoesThroughALoader) {
   struct Numbers : torch::data::datasets::BatchDataset<Numbers, std::vector<size_t>> {
     std::vector<size_t> get_batch(c10::ArrayRef<size_t> indices) override { return indices.vec(); }
@@ -201,6 +208,54 @@ TEST(SequentialSampler, SavedInMidEpochGoesOnThere) {
   EXPECT_EQ(drain(second).front(), 13u) << "a copy shares the position";
 }
 
+// What each rank draws of an epoch that is not shuffled and whose last step is incomplete.
+std::vector<std::vector<size_t>> balanced(const std::vector<double>& costs, size_t ranks,
+                                          size_t batch, size_t pool_steps = 1) {
+  std::vector<std::vector<size_t>> drawn;
+  for (size_t r = 0; r < ranks; ++r) {
+    const SamplerOptions options{
+        .num_replicas = ranks, .rank = r, .shuffle = false, .uneven = true};
+    BalancedBatchSampler sampler(costs, batch, options, pool_steps);
+    drawn.push_back(drain(sampler));
+  }
+  return drawn;
+}
+
+TEST(BalancedSampler, TheIncompleteStepOfAPoolComesLast) {
+  // It holds the dearest samples, which are the first ones.
+  for (const auto& drawn : balanced({10, 9, 8, 7, 6, 5, 4, 3, 2, 1}, 2, 2, 3)) {
+    ASSERT_EQ(drawn.size(), 5u);
+    EXPECT_LT(drawn.back(), 2u);
+    EXPECT_LT(drawn.front(), 6u) << "the step with the first sample of the others comes first";
+  }
+}
+
+TEST(BalancedSampler, AnIncompleteStepIsSharedOutAsEvenlyAsItCanBe) {
+  std::vector<size_t> sizes;
+  for (const auto& drawn : balanced({100, 1, 1, 1, 1, 1, 1, 1, 1}, 4, 3)) {
+    sizes.push_back(drawn.size());
+  }
+  EXPECT_THAT(sizes, testing::UnorderedElementsAre(3, 2, 2, 2));
+  const std::vector<double> costs = {10, 9, 5, 1, 1};
+  std::vector<double> sums;
+  for (const auto& drawn : balanced(costs, 2, 3)) {
+    sums.push_back(0);
+    for (const size_t sample : drawn) sums.back() += costs[sample];
+  }
+  EXPECT_LE(std::abs(sums[0] - sums[1]), 5 - 1) << "the largest spread of one round";
+}
+
+// A position that the sampler has left is not gone back to.
+TEST(RandomSampler, PutsBackOnlyWhatIsOfItsEpoch) {
+  DistributedRandomSampler sampler(10, {.num_replicas = 1, .rank = 0});
+  (void)sampler.next(3);
+  const SamplerPosition before = sampler.position();
+  sampler.reset();
+  sampler.put_back(before);
+  EXPECT_EQ(sampler.position().epoch, 1u);
+  EXPECT_EQ(sampler.position().drawn, 0u);
+}
+
 struct Numbers {
   static std::vector<size_t> get_batch(const std::vector<size_t>& indices) { return indices; }
 };
@@ -250,6 +305,24 @@ TEST(PrefetchLoader, BegunAnewBeforeABatchWasTakenIsInTheSameEpoch) {
   stream.start();
   EXPECT_EQ(stream.next(), 0u);
   EXPECT_EQ(records.epoch(), 0u);
+  stream.start();
+  while (records.position().drawn == 0) std::this_thread::yield();
+  records.set_epoch(4);
+  EXPECT_EQ((stream.start(), records.epoch()), 4u);
+}
+
+TEST(PrefetchLoader, SavesAStreamWhereItWasHandedOut) {
+  struct Firsts {
+    static size_t get_batch(const StreamBatch& batch) { return batch.first; }
+  };
+  const StreamOptions options{.num_replicas = 1, .rank = 0, .records = 50};
+  DistributedStreamSampler records(options), rest(options);
+  PrefetchLoader loader(Firsts{}, records, {.batch_size = 5, .ahead = 3});
+  loader.start();
+  EXPECT_EQ(loader.next(), 0u);
+  while (records.position().drawn < 15) std::this_thread::yield();
+  hand_over(loader, rest);
+  EXPECT_EQ(rest.next(5)->first, 5u);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // The guards where ranks have joined: while they are away, and when they come back.
 #include <filesystem>
+#include <string>
 #include <unistd.h>
 
 #include <ATen/ATen.h>
@@ -12,6 +13,7 @@
 #include "horon/torch_bindings/guards/best_checkpoint.h"
 #include "horon/torch_bindings/guards/early_stopping.h"
 #include "horon/torch_bindings/guards/save0.h"
+#include "horon/torch_bindings/guards/stop_request.h"
 
 namespace horon::guards_join_test {
 namespace {
@@ -70,13 +72,17 @@ TEST(EarlyStoppingAfterJoin, OfARankThatHasNotCheckedBefore) {
 }
 
 TEST(EarlyStoppingAfterJoin, UnequalChecksWithoutAJoinInBetweenAreStillAnError) {
-  EarlyStopping stopping({.name = "stop", .agree_on = AgreeOn::Mean});
-  join();
-  stopping.check(1);
-  if (rank() == 0) stopping.set_state({.checks = 4});
-  EXPECT_THAT(error_of([&] { stopping.check(1); }),
-              AllOf(StartsWith("mismatch: \"stop\": the ranks are at different decisions: 2 on "),
-                    HasSubstr("broadcast_state()")));
+  for (const int before : {0, 1}) {
+    EarlyStopping stopping({.name = "stop", .agree_on = AgreeOn::Mean});
+    for (int i = 0; i < before; ++i) stopping.check(1);
+    join();
+    stopping.check(1);
+    if (rank() == 0) stopping.set_state({.checks = 4});
+    EXPECT_THAT(error_of([&] { stopping.check(1); }),
+                AllOf(StartsWith("mismatch: \"stop\": the ranks are at different decisions: " +
+                                 std::to_string(before + 2) + " on "),
+                      HasSubstr("broadcast_state()")));
+  }
 }
 
 TEST(EarlyStoppingAfterJoin, ByTheFirstRankWhichHasJoined) {
@@ -111,6 +117,18 @@ TEST(BestCheckpointAfterJoin, ListsThatDifferWithoutAJoinAreAnError) {
   EXPECT_THAT(error_of([&] { best.judge(8, 1); }),
               AllOf(StartsWith("mismatch: \"best\": rank 1 has a different state from rank 0"),
                     HasSubstr("broadcast_state()")));
+}
+
+TEST(StopRequestAfterJoin, StaysWhereTheRankThatAskedHasJoined) {
+  StopRequest stop;
+  const bool asks = rank() == size() - 1;
+  if (asks) stop.request();
+  EXPECT_TRUE(stop.check());
+  if (!asks) {
+    EXPECT_TRUE(stop.check());
+    EXPECT_EQ(stop.reason(), "request() on rank " + std::to_string(size() - 1));
+  }
+  join();
 }
 
 TEST(RankZeroHasJoined, WhatItAloneDoesIsAnErrorOfTheOthers) {

@@ -266,7 +266,11 @@ TEST(EarlyStopping, ByTheMeanOrTheWorstOfAllRanks) {
   EarlyStopping worst({.agree_on = AgreeOn::Max});
   worst.check(rank());
   EXPECT_EQ(worst.best(), size() - 1);
-  EXPECT_TRUE(worst.check(rank() == size() - 1 ? kNan : 0));  // a rank has diverged
+  for (const int diverged : {0, size() - 1}) {
+    for (const AgreeOn how : {AgreeOn::Min, AgreeOn::Max, AgreeOn::Mean}) {
+      EXPECT_TRUE(EarlyStopping({.agree_on = how}).check(rank() == diverged ? kNan : 0));
+    }
+  }
   if (size() < 3) return;
   const ProcessSet set = add_process_set({1, 2});
   EarlyStopping of_set({.process_set = set});

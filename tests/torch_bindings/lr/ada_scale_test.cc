@@ -98,16 +98,19 @@ struct Oracle {
   }
 };
 
-void compare_with_oracle(DistributedOptimizerOptions options) {
+void compare_with_oracle(DistributedOptimizerOptions options, bool by_default = false) {
   const int passes = options.backward_passes_per_step;
   options.bucket_bytes = 2000;
   options.first_bucket_bytes = 100;
   Oracle oracle;
   oracle.passes = passes;
+  if (by_default) oracle.smoothing = 1 - size() * passes / 1000.0;
   Net net = make_net(at::kDouble);
   DistributedOptimizer optimizer(
       optim::SGD(net->parameters(), optim::SGDOptions(0.1).momentum(0.9)), *net, options);
-  AdaScale ada_scale(optimizer, lr::cosine(15), {.steps_per_unit = 2, .smoothing = 0.6});
+  AdaScaleOptions of_scale{.steps_per_unit = 2, .smoothing = 0.6};
+  if (by_default) of_scale.smoothing.reset();
+  AdaScale ada_scale(optimizer, lr::cosine(15), of_scale);
   EXPECT_EQ(ada_scale.scale(), size() * passes);
   for (int step = 0; step < kSteps; ++step) {
     const Batch all = batch_of(step, at::kDouble, kShard * size() * passes);
@@ -132,6 +135,7 @@ TEST(AdaScale, NRanksAgainstOneProcess) {
   compare_with_oracle({});
   compare_with_oracle({.wait_in = WaitIn::Step, .grad_scale = 8});
   compare_with_oracle({.op = ReduceOp::Sum});
+  compare_with_oracle({}, /*by_default=*/true);
 }
 
 // The options that `changed` was made with would say two batches less.
@@ -262,6 +266,28 @@ TEST(AdaScale, AStepThatOverflowsOnItsWayIsNotRemembered) {
   EXPECT_NEAR(step_with(rank() + 1), gain, 1e-6);
 }
 
+// What the program makes of finite gradients may be left out too.
+TEST(AdaScale, AStepThatIsLeftOutDoesNotCount) {
+  const at::Tensor w = leaf({2});
+  DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}}, {.skip_nonfinite = true});
+  AdaScale ada_scale(optimizer, lr::constant(), {.smoothing = 0.5});
+  const auto step = [&](double gradient, double factor) {
+    optimizer.zero_grad();
+    weighted(w, gradient).backward();
+    w.mutable_grad().mul_(factor);
+    ada_scale.step();
+  };
+  step(rank() + 1, 1);
+  const double gain = ada_scale.gain(), variance = ada_scale.variance();
+  const double position = ada_scale.position();
+  step(5 * rank() + 1, kNaN);
+  EXPECT_TRUE(optimizer.step_skipped());
+  EXPECT_EQ(ada_scale.gain(), gain);
+  EXPECT_EQ(ada_scale.variance(), variance);
+  EXPECT_EQ(ada_scale.position(), position);
+  EXPECT_EQ(ada_scale.steps(), 1);
+}
+
 TEST(AdaScale, AStepThatThrowsDoesNotCount) {
   class Refusing : public optim::SGD {
    public:
@@ -301,17 +327,24 @@ TEST(AdaScale, RanksThatHaveJoinedHaveNoPartInTheGain) {
 }
 
 TEST(AdaScale, GoesOnFromAnArchive) {
-  const auto run = [](const at::Tensor& w, int begin, int end, std::stringstream* from,
-                      std::stringstream* to) {
+  double gain = 0;
+  const auto run = [&](const at::Tensor& w, int begin, int end, std::stringstream* from,
+                       std::stringstream* to) {
     DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}});
     AdaScale ada_scale(optimizer, lr::cosine(9), {.smoothing = 0.5});
-    if (from != nullptr) ::torch::load(ada_scale, *from);
+    if (from != nullptr) {
+      ::torch::load(ada_scale, *from);
+      EXPECT_EQ(ada_scale.gain(), gain);
+    }
     for (int step = begin; step < end; ++step) {
       optimizer.zero_grad();
       weighted(w.sin(), step + rank()).backward();
       ada_scale.step();
     }
-    if (to != nullptr) ::torch::save(ada_scale, *to);
+    if (to != nullptr) {
+      ::torch::save(ada_scale, *to);
+      gain = ada_scale.gain();
+    }
     return ada_scale.position();
   };
   const at::Tensor straight = leaf({3}, at::kDouble), w = leaf({3}, at::kDouble);

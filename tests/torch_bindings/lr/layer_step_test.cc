@@ -82,6 +82,7 @@ TEST(LayerStep, EqualsLibTorchsOperations) {
       compare<Lamb>(lamb_with(decay), dtype, tolerance);
       compare<Lamb>(lamb_with(decay).adapt(false), dtype, tolerance);
       compare<Lamb>(lamb_with(decay).largest_norm(0.5), dtype, tolerance);
+      compare<Lamb>(lamb_with(decay).least_norm(3), dtype, tolerance);
     }
   }
 }
@@ -122,6 +123,28 @@ void expect_same_bits(const Options& options) {
 TEST(LayerStep, BitsDependNeitherOnThreadsNorOnTheGradientsLayout) {
   expect_same_bits<Lars>(lars_with(true, true, true));
   expect_same_bits<Lamb>(lamb_with(true));
+}
+
+// A model that takes another layout in mid-training, or loads averages that have another.
+template <class Opt, class Options>
+void expect_same_in_another_layout(const Options& options) {
+  const at::Tensor start = random({3, 5, 8, 8}, 1, at::kFloat);
+  const at::Tensor stays = as_leaf(start.clone()), turns = as_leaf(start.clone());
+  Opt of_stays({stays}, options), of_turns({turns}, options);
+  for (int step = 0; step < 4; ++step) {
+    if (step == 2) turns.set_data(turns.detach().contiguous(at::MemoryFormat::ChannelsLast));
+    for (const at::Tensor& each : {stays, turns}) {
+      each.mutable_grad() = random(start.sizes(), step, at::kFloat);
+    }
+    of_stays.step();
+    of_turns.step();
+  }
+  EXPECT_TRUE(at::allclose(turns, stays, 1e-5, 1e-6)) << (turns - stays).abs().max();
+}
+
+TEST(LayerStep, OfAParameterThatTakesAnotherLayout) {
+  expect_same_in_another_layout<Lars>(lars_with(true, true, true));
+  expect_same_in_another_layout<Lamb>(lamb_with(true));
 }
 
 // A complex parameter moves as a real one of its real and imaginary parts.

@@ -51,6 +51,26 @@ TEST(LrScheduler, GoesOnWithOtherBaseLearningRates) {
   EXPECT_THAT(scheduler.base_learning_rates(), ElementsAre(testing::DoubleEq(0.6), 3));
 }
 
+// A schedule that gives no learning rate leaves the scheduler as it was.
+TEST(LrScheduler, ThatCanNotGoOnStaysAsItWas) {
+  optim::SGD larger({parameter()}, optim::SGDOptions(0.4)), optimizer({parameter()}, 0.2);
+  LrScheduler saved(larger, [](double /*position*/) { return 1; });
+  saved.set_steps(5);
+  std::stringstream archive;
+  torch::save(saved, archive);
+  double last = 3;
+  LrScheduler scheduler(optimizer, [&](double position) { return last - position; });
+  scheduler.set_steps(1);
+  EXPECT_THAT(error_of([&] { torch::load(scheduler, archive); }), HasSubstr("gives -2"));
+  last = 0;
+  EXPECT_THAT(error_of([&] { scheduler.set_base_learning_rates({7}); }), HasSubstr("gives -1"));
+  EXPECT_THAT(scheduler.base_learning_rates(), ElementsAre(0.2));
+  EXPECT_EQ(scheduler.steps(), 1);
+  last = 3;
+  scheduler.step();
+  EXPECT_THAT(scheduler.learning_rates(), ElementsAre(0.2));
+}
+
 // The state is saved before the scheduler has stepped with the new group.
 TEST(LrScheduler, GoesOnWithAGroupThatHasJustBeenAdded) {
   const auto half = [](double position) { return position < 1 ? 1.0 : 0.5; };

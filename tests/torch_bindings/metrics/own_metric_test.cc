@@ -1,5 +1,7 @@
 // Metrics of a program's own, whose errors are not Horon's: what fails on one rank fails on all.
 // And what Horon's own say of themselves and refuse.
+#include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -10,8 +12,11 @@
 #include "horon/core/base/error.h"
 #include "horon/ops/session/session.h"
 #include "horon/tests/torch_bindings/session_environment.h"
+#include "horon/torch_bindings/metrics/auroc.h"
 #include "horon/torch_bindings/metrics/classification.h"
+#include "horon/torch_bindings/metrics/mean.h"
 #include "horon/torch_bindings/metrics/metric.h"
+#include "horon/torch_bindings/metrics/metric_collection.h"
 #include "horon/torch_bindings/metrics/perplexity.h"
 
 namespace horon::metrics {
@@ -112,11 +117,70 @@ TEST(OwnMetric, WhoseSamplesOfARankAreAnotherErrorStillNamesTheRanks) {
   EXPECT_EQ(picky.compute({.name = "picky"}).item<double>(), 2.0 * size());
 }
 
+TEST(OwnMetric, AMacroAverageIsOverClassesThatAreTargetsOrGuesses) {
+  const ClassificationOptions macro{.classes = 4, .average = Average::Macro};
+  Precision precision(macro);
+  precision.update(at::tensor({0, 2, 1}), at::tensor({0, 0, 1}));
+  EXPECT_DOUBLE_EQ(precision.compute_local().item<double>(), (1 + 1 + 0) / 3.0);
+}
+
+TEST(OwnMetric, GuessesOfIgnoredTargetsDoNotCount) {
+  Precision precision({.average = Average::Binary, .ignore_target = -100});
+  precision.update(at::tensor({1, 1, 7}), at::tensor({1, -100, -100}));
+  EXPECT_EQ(precision.compute_local().item<double>(), 1);
+}
+
+TEST(OwnMetric, ABatchThatOneOfACollectionRefusesIsCountedByNone) {
+  MetricCollection metrics;
+  metrics.add("accuracy", Accuracy());
+  metrics.add("squared", MeanSquaredError());
+  EXPECT_THAT(error_of([&] {
+                metrics.update(at::ones({2, 2}), at::tensor({0, 1}));
+              }),
+              HasSubstr("[2, 2] and targets [2]"));
+  EXPECT_TRUE(std::isnan(metrics.compute_local().at("accuracy").item<double>()));
+}
+
 TEST(OwnMetric, DescriptionsTellNumbersApart) {
   EXPECT_NE(Accuracy({.threshold = 0.3333333}).description(),
             Accuracy({.threshold = 0.3333334}).description());
   EXPECT_NE(ConfusionMatrix({.threshold = 0.50000001}).description(),
             ConfusionMatrix({.threshold = 0.50000002}).description());
+}
+
+// Two samples, of which the second has no scores.
+constexpr double kNoScore = std::numeric_limits<double>::quiet_NaN();
+at::Tensor broken_scores() { return at::tensor({0.9, 0.1, kNoScore, 0.5}).view({2, 2}); }
+
+TEST(OwnMetric, AurocKeepsScoresAndIsUndefinedWhereOneIsNan) {
+  Auroc auroc;
+  at::Tensor scores = at::tensor({0.1F, 0.9F, 0.5F});
+  auroc.update(scores, at::tensor({0, 1, 0}));
+  scores.fill_(0);  // the program uses its memory again
+  EXPECT_EQ(auroc.compute_local().item<double>(), 1);
+  for (const int64_t target : {0, 1}) {
+    Auroc broken;
+    broken.update(at::tensor({0.1, 0.9}), at::tensor({0, 1}));
+    broken.update(at::full({1}, kNoScore), at::full({1}, target));
+    EXPECT_TRUE(std::isnan(broken.compute_local().item<double>())) << target;
+  }
+}
+
+TEST(OwnMetric, OnlyAccuracyIsAMeanOverSamples) {
+  const at::Tensor targets = at::tensor({0, 1});
+  const BatchValue accuracy = Accuracy().forward(broken_scores(), targets);
+  ASSERT_TRUE(accuracy.is_mean_over_samples());
+  EXPECT_EQ(accuracy.value.item<double>(), 0.5);
+  EXPECT_EQ(accuracy.weight.item<double>(), 2) << "a sample without a guess counts too";
+  const ClassificationOptions micro{.average = Average::Micro};
+  EXPECT_FALSE(Precision(micro).forward(broken_scores(), targets).is_mean_over_samples());
+  EXPECT_FALSE(FScore(micro).forward(broken_scores(), targets).is_mean_over_samples());
+}
+
+TEST(OwnMetric, ASampleWithoutAGuessHasNoPlaceInAConfusionMatrix) {
+  ConfusionMatrix confusion;
+  confusion.update(broken_scores(), at::tensor({0, 1}));
+  EXPECT_THAT(error_of([&] { confusion.compute_local(); }), HasSubstr("1 sample has"));
 }
 
 TEST(OwnMetric, PerplexityOverNoWordsIsRefused) {

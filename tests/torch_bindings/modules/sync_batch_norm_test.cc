@@ -206,6 +206,16 @@ TEST_F(SyncBatchNormTest, OneModuleTwiceInOneForward) {
   EXPECT_EQ(mine->collective_name.empty(), size() == 1);
 }
 
+// Two modules of one name would share their sums.
+TEST_F(SyncBatchNormTest, ACloneHasANameOfItsOwn) {
+  if (size() == 1) return;
+  SyncBatchNorm mine(2);
+  mine->forward(numbers({3, 2}, rank(), at::kFloat));
+  const auto copy = std::dynamic_pointer_cast<SyncBatchNormImpl>(mine->clone());
+  copy->forward(numbers({3, 2}, rank(), at::kFloat));
+  EXPECT_NE(copy->collective_name, mine->collective_name);
+}
+
 // Each call has its own sums: they must not be added up across calls.
 TEST_F(SyncBatchNormTest, RankThatUsesOneOfTwoOutputsIsNamed) {
   if (size() == 1) return;
