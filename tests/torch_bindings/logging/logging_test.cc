@@ -92,11 +92,13 @@ TEST(Logger, RanksMayHaveLoggedDifferentNamesOrNothing) {
   if (rank() == 0) logger.log("first", 4, {.weight = 2});
   logger.log("no samples", kNan, {.weight = 0});
   logger.log("least", rank() == 0 ? kNan : 1.0, {.reduce = Reduce::Min});
+  logger.log("most", rank() == size() - 1 ? kNan : 1.0, {.reduce = Reduce::Max});
   const std::map<std::string, double> values = by_name(logger.flush(1));
   EXPECT_EQ(values.at("last"), 3);
   EXPECT_EQ(values.at("first"), 4);
   EXPECT_FALSE(values.contains("no samples"));
   EXPECT_TRUE(std::isnan(values.at("least")));  // of whichever rank it is
+  EXPECT_TRUE(std::isnan(values.at("most")));
 }
 
 TEST(Logger, TheTimeOfARecordIsThatOfTheRankThatWritesIt) {

@@ -6,6 +6,7 @@
 
 #include <gmock/gmock.h>
 #include <torch/nn/functional/embedding.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/sgd.h>
 #include <torch/serialize/archive.h>
 
@@ -87,6 +88,35 @@ TEST(SparseState, GoesOnFromACheckpoint) {
   }
   barrier();
   if (rank() == 0) fs::remove_all(folder);
+}
+
+// The learning rate of Adagrad falls with its steps.
+TEST(StateOfAdagrad, CountsItsSteps) {
+  const at::Tensor weight = at::ones({2}).requires_grad_(true);
+  optim::Adagrad optimizer({weight}, optim::AdagradOptions(0.1).lr_decay(0.5));
+  for (int i = 0; i <= rank(); ++i) {
+    weight.mutable_grad() = at::ones({2});
+    optimizer.step();
+  }
+  broadcast_optimizer_state(optimizer, size() - 1);
+  const auto& state =
+      static_cast<optim::AdagradParamState&>(*optimizer.state().at(weight.unsafeGetTensorImpl()));
+  EXPECT_EQ(state.step(), size());
+}
+
+// Of a class that Horon does not know, too.
+TEST(StateOfOwnOptimizers, ThatTheRootHasNotIsDropped) {
+  struct Own : optim::SGD {
+    using SGD::SGD;
+  };
+  const at::Tensor weight = at::ones({2}).requires_grad_(true);
+  Own optimizer({weight}, optim::SGDOptions(0.1).momentum(0.9));
+  if (rank() != 0) {
+    weight.mutable_grad() = at::ones({2});
+    optimizer.step();
+  }
+  broadcast_optimizer_state(optimizer, 0);
+  EXPECT_TRUE(optimizer.state().empty());
 }
 
 // One of the program's own, whose load() fails on the last rank.
