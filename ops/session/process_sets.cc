@@ -148,7 +148,6 @@ ProcessSet ProcessSets::add_among(std::vector<int> ranks, uint32_t number) {
   refuse_if_closed();  // again: refuse_calls() may have come before the mark
   prepared_ = prepare(talk_among(*runtime_, kAddAmong, id, ranks), call, id, ranks,
                       parts_.gpu == nullptr ? "" : parts_.gpu->unavailable_alone(ranks));
-  newest_ops_.reset();
   runtime_->add_set(id, ranks);
   // No member uses the set before all have it.
   (void)talk_among(*runtime_, kAddAmong, id, ranks).allgather(core::Bootstrap::Among::Job, "");

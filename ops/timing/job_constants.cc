@@ -22,7 +22,6 @@ using core::concat;
 struct Measured {
   MachineConstants constants;
   bool host_expected = false;
-  bool wire_expected = false;
   bool host = false;
   bool copies = false;
   bool wire = false;
@@ -97,7 +96,6 @@ void measure_wire(const core::Topology& topology, const MeasuredJob& job, Measur
   if (topology.one_host() || !leads_its_host(topology)) return;
   const int peer = wire_peer(topology);
   if (peer < 0) return;
-  mine.wire_expected = topology.rank < peer;
   const auto times = time_wire(job.messages(), peer, topology.rank < peer, job.wire_limits);
   if (!times) return;
   mine.wire = true;
@@ -138,21 +136,15 @@ MachineConstants slowest_of(const std::vector<Measured>& all) {
   return within_reason(together);
 }
 
-// "hand-offs on 1 host, the network of 2 pairs of hosts"; empty if all was measured that there is.
+// "hand-offs on 1 host"; empty if all was measured that there is. A network that can't be measured
+// is an error.
 std::string not_measured(const std::vector<Measured>& all) {
   int hosts = 0;
-  int pairs = 0;
   for (const Measured& one : all) {
     if (one.host_expected && !one.host) ++hosts;
-    if (one.wire_expected && !one.wire) ++pairs;
   }
-  std::string list;
-  if (hosts > 0) list = concat("hand-offs on ", hosts, hosts == 1 ? " host" : " hosts");
-  if (pairs > 0) {
-    list += concat(list.empty() ? "" : ", ", "the network of ", pairs,
-                   pairs == 1 ? " pair of hosts" : " pairs of hosts");
-  }
-  return list;
+  if (hosts == 0) return "";
+  return concat("hand-offs on ", hosts, hosts == 1 ? " host" : " hosts");
 }
 
 std::vector<Measured> measure_job(const Bootstrap& bootstrap, const MeasuredJob& job) {

@@ -204,6 +204,35 @@ TEST_F(MpiOps, GivingUpBeforePostingBreaksTheChannel) {
   }
 }
 
+TEST_F(MpiOps, GivingUpWhatWaitsForItsTurnBreaksTheChannel) {
+  MpiBroadcast broadcast(channel_);
+  core::Batch batch;
+  batch.kind = CollectiveKind::Broadcast;
+  const auto first = broadcast.start(batch);
+  auto second = broadcast.start(batch);
+  EXPECT_EQ(second->step(), core::Progress::Polling);
+  second.reset();
+  EXPECT_THROW((void)first->step(), Error);
+}
+
+// MPI may write there until the collective ends.
+TEST_F(MpiOps, ScratchOfWhatIsGivenUpInFlightIsNotUsedAgain) {
+  MpiAllreduce allreduce(channel_);
+  AllreduceRun given_up(world_, {.dtype = DataType::BFloat16, .count = 1000}, 1);
+  auto flight = allreduce.start(given_up.batch());
+  EXPECT_EQ(flight->step(), core::Progress::Advanced);  // it is posted
+  flight.reset();
+  const size_t held = channel_->scratch().usage().bytes;
+  EXPECT_GT(held, 0U);
+  AllreduceRun next(world_, {.dtype = DataType::BFloat16, .count = 1000}, 2);
+  std::vector<std::unique_ptr<core::InFlight>> in_flight;
+  in_flight.push_back(allreduce.start(next.batch()));
+  EXPECT_EQ(channel_->scratch().usage().bytes, 2 * held);
+  std::mt19937_64 random(1);
+  drive(world_, std::move(in_flight), random);
+  next.check();
+}
+
 // The last rank gets a message that is longer than it expects.
 TEST_F(MpiOps, AnErrorOfARequestIsNamed) {
   if (world_.size < 2) GTEST_SKIP() << "needs a second rank";

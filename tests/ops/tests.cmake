@@ -48,7 +48,7 @@ horon_test(shared_memory_ops_test FILES ops/shared_memory_ops_test.cc
            LIBS horon_op_contract RANKS ${shared_memory_ranks})
 horon_mpirun_test(shared_memory_ops_test.containers_3 shared_memory_ops_test 3
                   LAUNCHER ${horon_mpirun_containers})
-horon_test(nccl_threads_test FILES ops/nccl/nccl_threads_test.cc
+horon_test(nccl_threads_test FILES ops/nccl/nccl_line_test.cc ops/nccl/nccl_threads_test.cc
            LIBS horon_op_contract horon_host_gpu)
 horon_test(nccl_window_test FILES ops/nccl/nccl_window_test.cc LIBS horon_host_gpu)
 horon_test(nccl_runtime_test

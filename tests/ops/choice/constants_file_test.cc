@@ -91,6 +91,9 @@ TEST_F(ConstantsFileTest, DoesNotGrowForEver) {
   }
   EXPECT_EQ(file_.load("job 0", 20'000), std::nullopt);
   EXPECT_EQ(file_.load("job 1", 20'000), constants_);
+  // A job has one line, however often it measures.
+  for (size_t i = 0; i < 2; ++i) ASSERT_TRUE(file_.save("job 2", 20'000, constants_));
+  EXPECT_EQ(file_.load("job 1", 20'000), constants_);
 }
 
 TEST_F(ConstantsFileTest, WhereNothingCanBeWrittenNothingIsThrown) {

@@ -256,14 +256,29 @@ TEST_F(Moves, UnlikeCopiesAndTooManyTakeMoreLaunches) {
   cast.type = Compression::BFloat16;
   CopyItem other_factor = cast;
   other_factor.factor = 2.0;
+  CopyItem other_type = cast;
+  other_type.type = Compression::Float16;
   CopyItem fill;
   fill.to = memory.data();
   fill.bytes = 8;
   CopyItem other_fill = fill;
   other_fill.pattern = 1;
   EXPECT_EQ(make_launches(std::vector{plain, cast, other_factor, fill, other_fill}).size(), 4U);
+  EXPECT_EQ(make_launches(std::vector{cast, other_type}).size(), 2U);
   EXPECT_EQ(make_launches(std::vector(MoveLaunch::kMovesMax + 1, plain)).size(), 2U);
   EXPECT_TRUE(make_launches({}).empty());
+}
+
+// A fill has no source, also where it goes on.
+TEST_F(Moves, ALongFillIsSeveralFills) {
+  constexpr uintptr_t begin = uintptr_t{1} << 40;
+  constexpr int64_t most = int64_t{1} << 30;
+  MoveLaunch launch;
+  ASSERT_TRUE(launch.add_fill(reinterpret_cast<std::byte*>(begin), most + 5, 0));
+  ASSERT_EQ(launch.moves().size(), 2U);
+  for (const Move& move : launch.moves()) EXPECT_EQ(move.from, nullptr);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(launch.moves()[1].to), begin + uintptr_t{most});
+  EXPECT_EQ(launch.moves()[1].count, 5U);
 }
 
 // A program that scales by what it has computed gets NaN, and goes on.

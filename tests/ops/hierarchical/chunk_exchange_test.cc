@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
+#include <map>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include <gtest/gtest.h>
@@ -102,6 +105,122 @@ TEST_P(ChunkExchangeLanes, EachHostMayAdvanceItsChunksInItsOwnOrder) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Lanes, ChunkExchangeLanes, testing::Values(1, 3, 32, 64, 128));
+
+// What is sent leaves some time after it was posted, and until then its memory belongs to it.
+class LateSends final : public Messages {
+ public:
+  LateSends(MessageHub& hub, int rank) : messages_(hub, rank) {}
+
+  Id send(int to, int tag, const std::byte* data, int64_t bytes) override {
+    waiting_.push_back({next_, to, tag, data, bytes});
+    return next_++;
+  }
+  Id receive(int from, int tag, std::byte* data, int64_t bytes) override {
+    for (const Waiting& sent : waiting_) {
+      EXPECT_TRUE(data + bytes <= sent.data || sent.data + sent.bytes <= data);
+    }
+    posted_[next_] = messages_.receive(from, tag, data, bytes);
+    return next_++;
+  }
+  void progress() override {
+    constexpr int late = 50;
+    messages_.progress();
+    if (++calls_ % late != 0 || waiting_.empty()) return;
+    const Waiting& sent = waiting_.front();
+    posted_[sent.id] = messages_.send(sent.to, sent.tag, sent.data, sent.bytes);
+    waiting_.pop_front();
+  }
+  bool take_if_over(Id id) override {
+    const auto posted = posted_.find(id);
+    return posted != posted_.end() && messages_.take_if_over(posted->second);
+  }
+
+ private:
+  struct Waiting {
+    Id id;
+    int to;
+    int tag;
+    const std::byte* data;
+    int64_t bytes;
+  };
+
+  ThreadMessages messages_;
+  Id next_ = 0;
+  int calls_ = 0;
+  std::deque<Waiting> waiting_;
+  std::map<Id, Id> posted_;
+};
+
+// One host's lane: in place, one chunk after the other in the same memory.
+class OneSlot {
+ public:
+  static constexpr int64_t kChunks = 4;
+  static constexpr int64_t kElements = 128;
+
+  OneSlot(std::unique_ptr<Messages> messages, int host, bool one_round, double prescale)
+      : messages_(std::move(messages)), numbers_(size_t{kChunks} * kElements) {
+    layout_.hosts = 2;
+    layout_.host = host;
+    layout_.peers = {0, 1};
+    core::Batch batch;
+    batch.count = std::ssize(numbers_);
+    batch.prescale = prescale;
+    ExchangePlan plan;
+    plan.one_round = one_round;
+    plan.count = batch.count;
+    plan.chunk_elements = kElements;
+    plan.chunks = kChunks;
+    context_ = std::make_unique<ExchangeContext>(*messages_, layout_, batch, plan, 0);
+    memory_.resize(ChunkExchange::memory_bytes(layout_, plan) / sizeof(Line));
+    exchange_ = std::make_unique<ChunkExchange>(*context_, memory_[0].data());
+    std::iota(numbers_.begin(), numbers_.end(), 1.0F);
+  }
+  void step() {
+    if (exchange_->over() && begun_ < kChunks) {
+      auto* const chunk = reinterpret_cast<std::byte*>(numbers_.data() + begun_ * kElements);
+      const std::byte* const input = chunk;
+      exchange_->begin(begun_++, {&input, 1}, {&chunk, 1});
+    }
+    messages_->progress();
+    exchange_->advance();
+  }
+  bool over() const { return begun_ == kChunks && exchange_->over(); }
+  // Each number is the same on both hosts.
+  void check(float factor) const {
+    for (size_t i = 0; i < numbers_.size(); ++i) {
+      ASSERT_EQ(numbers_[i], 2 * factor * static_cast<float>(i + 1)) << i;
+    }
+  }
+
+ private:
+  struct alignas(64) Line : std::array<std::byte, 64> {};
+
+  const std::unique_ptr<Messages> messages_;
+  HostsLayout layout_;
+  std::unique_ptr<ExchangeContext> context_;
+  std::vector<Line> memory_;
+  std::unique_ptr<ChunkExchange> exchange_;
+  std::vector<float> numbers_;
+  int64_t begun_ = 0;
+};
+
+// What is sent is the input, or a sum where it is scaled first.
+TEST(ChunkExchangeMemory, IsLeftAloneUntilItIsSent) {
+  for (const bool one_round : {true, false}) {
+    for (const float prescale : {1.0F, 2.0F}) {
+      MessageHub hub;
+      OneSlot first(std::make_unique<LateSends>(hub, 0), 0, one_round, prescale);
+      OneSlot second(std::make_unique<ThreadMessages>(hub, 1), 1, one_round, prescale);
+      while (!first.over() || !second.over()) {
+        first.step();
+        second.step();
+      }
+      first.check(prescale);
+      second.check(prescale);
+      EXPECT_TRUE(hub.empty());
+    }
+  }
+}
 
 // One rank on each of two hosts.
 class OneRank {

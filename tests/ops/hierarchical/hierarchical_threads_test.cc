@@ -155,6 +155,33 @@ TEST(HierarchicalStaging, TakesLittleScratchMemoryForALongTensor) {
   }
 }
 
+// Rank 1 copies its input or its output, and sleeps while its window is full. Nobody but the driver
+// of the chunks can wake it.
+TEST(HierarchicalStaging, ARankThatCopiesOneWayIsRungAsItsWindowEmpties) {
+  for (const bool copies_input : {true, false}) {
+    with_hosts({0, 0, 1}, [&](const World& world, HierarchicalAllreduce& op) {
+      std::vector<int32_t> numbers(size_t{2} << 20);  // twice as many as the window holds
+      const size_t bytes = numbers.size() * sizeof(int32_t);
+      const std::shared_ptr<std::byte> shared = world.allocate(bytes);
+      auto* const own = reinterpret_cast<std::byte*>(numbers.data());
+      PeriodicNumbers(world.rank, 1).put(numbers);
+      std::memcpy(shared.get(), own, bytes);
+      const bool copies = world.rank == 1;
+      core::Batch batch;
+      batch.dtype = DataType::Int32;
+      batch.count = std::ssize(numbers);
+      batch.input = copies && copies_input ? own : shared.get();
+      batch.output = copies && !copies_input ? own : shared.get();
+      std::vector<std::unique_ptr<core::InFlight>> in_flight;
+      in_flight.push_back(op.start(std::move(batch)));
+      std::mt19937_64 random(1);
+      drive(world, std::move(in_flight), random);
+      if (copies_input || !copies) std::memcpy(own, shared.get(), bytes);
+      EXPECT_TRUE(PeriodicNumbers(3, 3).are_in(numbers)) << "rank " << world.rank;
+    });
+  }
+}
+
 // Local rank 0 gives chunks of 64 bytes, and all ranks take them.
 class ChunksOfFirstRank final : public Chunks {
  public:

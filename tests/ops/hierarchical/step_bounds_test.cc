@@ -144,6 +144,21 @@ TEST(StepAmongTwoHosts, SendsAnAllreduceInPiecesThatAreAskedFor) {
   }
 }
 
+// A step copies a part of it, and the messages are over before.
+TEST(StepAmongTwoHosts, CopiesAllOfALongBlockThatARankSendsItself) {
+  World world;
+  world.size = 2;
+  constexpr int64_t own = 3 << 20;
+  MessageExchange exchange(std::make_shared<QuickMessages>(), world.rank, world.size);
+  const Ones ones(world, CollectiveKind::Alltoall, {own, 10}, 0);
+  std::fill_n(ones.output.get(), own, std::byte{0});
+  const auto run = exchange.start(ones.batch);
+  while (run->step() != core::Progress::Done) {
+  }
+  const auto* const numbers = reinterpret_cast<const int8_t*>(ones.output.get());
+  EXPECT_EQ(std::count(numbers, numbers + own, 1), own);
+}
+
 // Messages to ranks that receive nothing. Sends are over at once, as short messages of MPI are, but
 // sends that are to be awaited are not. What the others send has come already, or never comes.
 class NobodyReceives final : public Messages {

@@ -230,6 +230,7 @@ TEST(NcclWindow, WhatMayBeUsedForEverIsKept) {
   rank.batch();
   core::SharedScratch* const scratch = rank.batch();
   ASSERT_NE(scratch, nullptr);
+  rank.queue.record()->wait();
   ++scratch->users;  // a batch that has failed in the middle of its work
   rank.line->communicator().abort();
   const auto limit = std::chrono::steady_clock::now() + kLongEnough;
@@ -263,6 +264,7 @@ TEST(NcclWindow, OneThatIsBeingMadeEndsWithTheCommunicator) {
       EXPECT_FALSE(rank.line->may_call(turn));  // the other member does not answer
     }
     rank.line->communicator().abort();
+    EXPECT_THROW((void)rank.line->communicator().is_ready(), Error);
     rank.line.reset();
     // A separate thread aborts the communicator, and frees what it has.
     const auto limit = std::chrono::steady_clock::now() + kLongEnough;

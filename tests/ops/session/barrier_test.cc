@@ -7,6 +7,8 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
+#include "horon/core/base/collective_ban.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/support/mpi_main.h"
@@ -54,6 +56,19 @@ TEST(Barrier, EachProcessSetHasItsOwn) {
     EXPECT_THAT(error_of([&] { (void)barrier_async(first); }), HasSubstr("is not in process set"));
   }
   of_all.wait();
+  shutdown();
+}
+
+// Otherwise the next barrier of this rank would have another name than those of the others.
+TEST(Barrier, ARefusedOneIsNotCounted) {
+  init_session();
+  if (test_rank() == 0) {
+    core::ban_collectives("this is what one rank does alone");
+    EXPECT_THAT(error_of([] { (void)barrier_async(); }), HasSubstr("what one rank does alone"));
+    core::ban_collectives(nullptr);
+  }
+  EXPECT_EQ(ops::call_counts().next("barrier", ProcessSet().id()), 0U);
+  barrier_async().wait();
   shutdown();
 }
 

@@ -11,6 +11,7 @@
 
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
+#include "horon/tests/support/error_of.h"
 #include "horon/tests/support/mpi_main.h"
 #include "horon/tests/support/open_descriptors.h"
 
@@ -103,6 +104,17 @@ TEST_F(SessionSets, UseSharedMemoryOnOneHost) {
     }
     remove_process_set(set);
     EXPECT_THROW(ops::explain_selection(set), Error);
+  }
+}
+
+// The rank has ops of the set that was made before.
+TEST_F(SessionSets, HaveNoOpsOnARankThatIsNotInThem) {
+  const ProcessSet all = add_process_set(ProcessSet().ranks());
+  const ProcessSet first = add_process_set({0});
+  EXPECT_FALSE(ops::explain_selection(all).empty());
+  if (!first.includes_me()) {
+    EXPECT_THAT(test::error_of([&] { (void)ops::explain_selection(first); }),
+                testing::HasSubstr("this rank is not in process set"));
   }
 }
 

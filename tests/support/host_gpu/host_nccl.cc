@@ -64,6 +64,7 @@ struct HostNccl::Comm {
     throw Error(ErrorCode::OperationFailed,
                 "the communicator is used before its last call has ended");
   }
+  bool is_finalized() const { return finalizing && meeting().finalized >= size; }
   Meeting& meeting() const { return *static_cast<Meeting*>(memory); }
   HostRing& ring(int from, int to) const {
     auto* const rings = reinterpret_cast<HostRing*>(static_cast<std::byte*>(memory) + kRingsAt);
@@ -163,7 +164,7 @@ bool HostNccl::idle(ops::NcclComm handle) {
   Comm& comm = as_comm(handle);
   if (comm.failed || has_failed_)
     throw Error(ErrorCode::OperationFailed, "the NCCL of threads has failed");
-  if (comm.finalizing) return comm.meeting().finalized >= comm.size;
+  if (comm.finalizing) return comm.is_finalized();
   if (comm.meeting().here < comm.size) return false;
   comm.forget_name();
   if (!comm.window->is_registered()) return false;
@@ -191,6 +192,9 @@ void HostNccl::destroy(ops::NcclComm comm) noexcept {
   wait_until_none(as_comm(comm).captured);  // as NCCL does
   if (as_comm(comm).window->is_there()) {
     windows_.complain("a communicator is destroyed that has a window");
+  }
+  if (!as_comm(comm).is_finalized()) {
+    windows_.complain("a communicator is destroyed that is not finalized");
   }
   delete &as_comm(comm);
 }

@@ -112,6 +112,9 @@ bool HostWindow::is_registered() {
     if (!meeting_.lost) return false;
     throw Error(ErrorCode::OperationFailed, "a member has left while the window was made");
   }
+  if (fault_ == WindowFault::FailsLast) {
+    throw Error(ErrorCode::OperationFailed, "the window of this rank fails");
+  }
   if (fault_ == WindowFault::NoWindow) {
     there_ = false;
     memory_.note_deregistered(begin_);

@@ -16,10 +16,11 @@ namespace horon::test {
 // A fault that a test plants in the windows of one rank. Horon does not know of it.
 enum class WindowFault : uint8_t {
   None,
-  NoMemory,  // allocate() has none
-  NoWindow,  // the devices can't have one
-  Fails,     // the call fails, and with it the communicator
-  Hangs,     // the call never ends
+  NoMemory,   // allocate() has none
+  NoWindow,   // the devices can't have one
+  Fails,      // the call fails, and with it the communicator
+  FailsLast,  // the same, when the other members have their windows
+  Hangs,      // the call never ends
 };
 
 // The memory of one rank, for all its communicators. What is freed stays mapped, and any access to
