@@ -24,6 +24,7 @@
 #include "horon/torch_bindings/collectives/average_in_groups.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
+#include "horon/torch_bindings/gradients/orthonormal_columns.h"
 #include "horon/torch_bindings/tensors/failures.h"
 #include "horon/torch_bindings/tensors/finite.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
@@ -33,6 +34,7 @@ namespace horon {
 namespace {
 
 using core::concat;
+using torch_detail::orthonormalize_columns;
 using torch_detail::PlainMode;
 
 template <class... Values>
@@ -59,31 +61,6 @@ int64_t row_count(const at::Tensor& parameter) {
 
 int64_t column_count(const at::Tensor& parameter) {
   return parameter.numel() / std::max<int64_t>(1, row_count(parameter));
-}
-
-// Gram-Schmidt, each column twice, so that rounding leaves no part of earlier columns in it. A
-// column of zeros, or one that is nothing beside the earlier ones, stays zero.
-template <class T>
-void orthonormalize_columns(T* values, int64_t rows, int64_t columns) {
-  const auto product = [=](int64_t a, int64_t b) {
-    double sum = 0;
-    for (int64_t i = 0; i < rows * columns; i += columns) {
-      sum += static_cast<double>(values[i + a]) * static_cast<double>(values[i + b]);
-    }
-    return sum;
-  };
-  for (int64_t c = 0; c < columns; ++c) {
-    for (int64_t before = 0; before < 2 * c; ++before) {
-      const double share = product(c, before % c);
-      for (int64_t i = 0; i < rows * columns; i += columns) {
-        values[i + c] -= static_cast<T>(share * static_cast<double>(values[i + before % c]));
-      }
-    }
-    const double length = std::sqrt(product(c, c));
-    for (int64_t i = 0; i < rows * columns && length != 0; i += columns) {
-      values[i + c] = static_cast<T>(static_cast<double>(values[i + c]) / length);
-    }
-  }
 }
 
 // Replaces the columns by an orthonormal basis of them. On the CPU by loops of our own, which give

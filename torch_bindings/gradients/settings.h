@@ -45,7 +45,9 @@ struct GradientSettings {
   // An older value in .grad is multiplied by this before it is reduced again, so that it comes out
   // unchanged.
   double older_share = 1;
-  bool averages_passes = false;   // average_aggregated_gradients
+  bool averages_passes = false;  // average_aggregated_gradients
+  // The same for an older value that counts as a new gradient of this rank's.
+  double share_as_new() const { return averages_passes ? passes : 1; }
   c10::Device device{c10::kCPU};  // of all parameters, as they are now
   bool mixed = false;             // as Runtime::is_mixed()
 

@@ -210,6 +210,7 @@ class GradientSlot {
   bool stays_sparse(const at::Tensor& gradient) const;
   bool is_older_sparse(const at::Tensor& gradient) const;
   bool restore_older_sparse();
+  void count_sparse_as_new(double share);
   Arrival sparse_arrived(at::Tensor& gradient);
 
   Extras& extras() {

@@ -43,13 +43,14 @@ void GradientSlot::adopt_older_value() {
 void GradientSlot::count_as_new() {
   at::Tensor& current = grad();
   const PlainMode plain;
-  if (is_older_sparse(current)) older_sparse_.reset();
+  const double share = settings_.share_as_new();
+  count_sparse_as_new(share);
   if (!holds(current)) return;
   if (state_ == State::Idle) {  // as a tensor of the program's
     current = view_.clone();
-    if (settings_.older_share != 1) current.mul_(settings_.older_share);
+    if (share != 1) current.mul_(share);
   } else if (state_ == State::Filled && settings_.adds_older_value()) {
-    add_older_value();
+    if (has_older()) view_.add_(extras_->older_values, share);
     forget_older();
   }
 }

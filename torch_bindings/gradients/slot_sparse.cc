@@ -37,6 +37,18 @@ GradientSlot::Arrival GradientSlot::sparse_arrived(at::Tensor& gradient) {
   return std::exchange(fired_, true) ? Arrival::Again : Arrival::First;
 }
 
+// Also where a new gradient has come already.
+void GradientSlot::count_sparse_as_new(double share) {
+  at::Tensor& current = grad();
+  if (is_older_sparse(current)) {
+    older_sparse_.reset();
+    if (share != 1) current = current.mul(share);
+  } else if (extras_ && extras_->older_sparse.defined() && current.defined()) {
+    current = current.add(extras_->older_sparse.mul(share));
+    extras_->older_sparse.reset();
+  }
+}
+
 void GradientSlot::collect_sparse(std::optional<double> weight) {
   if (settings_.sparse_as_dense) return;
   put_back_aside();

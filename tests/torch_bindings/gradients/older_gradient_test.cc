@@ -1,6 +1,6 @@
 // The value of an earlier step is still in .grad, and the new gradient arrives in a new tensor:
 // autograd adds out of place (create_graph), or a hook of the program replaces .grad.
-#include "horon/tests/torch_bindings/gradients/gradient_support.h"
+#include "horon/tests/torch_bindings/gradients/backward_support.h"
 
 namespace horon::older_gradient_test {
 namespace {
@@ -118,6 +118,69 @@ TEST(OlderGradient, IsGoneOnceTheProgramDropsIt) {
     w.mutable_grad() = at::full({3}, 5.0);  // another tensor, in which this rank's new one is added
     weighted(w, 1).backward();
     expect_gradient(w, reduced(op, 6, 6));
+  }
+}
+
+// The average over passes would divide it once more.
+TEST(OlderGradient, StaysInAnAverageOverPassesWhereNothingComes) {
+  for (const WaitIn wait_in : {WaitIn::Backward, WaitIn::Step}) {
+    const at::Tensor w = leaf({3});
+    GradientReducerOptions options = alone(ReduceOp::Average, wait_in);
+    options.backward_passes_per_step = 2;
+    options.average_aggregated_gradients = true;
+    GradientReducer reducer({{"w", w}}, options);
+    for (int pass = 0; pass < 2; ++pass) weighted(w, rank() + 1).backward();
+    for (int step = 0; step < 3; ++step) {
+      reducer.synchronize();
+      expect_gradient(w, mean_of_ranks());
+    }
+    NoGradient::apply(w).backward();
+    expect_gradient(w, mean_of_ranks());
+  }
+}
+
+TEST(OlderGradient, IsGoneOnceTheProgramReplacesItAndWhatHasComeSince) {
+  for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
+    const at::Tensor w = leaf({3});
+    GradientReducer reducer({{"w", w}}, alone(op));
+    weighted(w, 1).backward();
+    {
+      const auto quiet = reducer.no_sync();
+      weighted(w, 3).backward();
+    }
+    w.mutable_grad() = at::full({3}, rank() == 0 ? 5.0 : 7.0);
+    reducer.synchronize();
+    expect_gradient(w, reduced(op, 5, 7));
+  }
+}
+
+// Each rank has made its own of it.
+TEST(OlderGradient, CountsAsNewWhereTheProgramSaysSo) {
+  for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
+    for (const bool averages : {false, true}) {
+      for (const bool before_backward : {true, false}) {
+        SCOPED_TRACE(testing::Message() << to_string(op) << averages << before_backward);
+        const at::Tensor w = leaf({3});
+        GradientReducerOptions options = alone(op);
+        options.backward_passes_per_step = 2;
+        options.average_aggregated_gradients = averages;
+        GradientReducer reducer({{"w", w}}, options);
+        for (int pass = 0; pass < 2; ++pass) weighted(w, 1).backward();
+        reducer.synchronize();
+        const double first = reduced(op, 1, 1) * (averages ? 1 : 2);
+        expect_gradient(w, first);
+        if (before_backward) {
+          w.grad().mul_(rank() == 0 ? 3 : 1);
+          reducer.count_gradients_as_new();
+        }
+        weighted(w, 4).backward();
+        if (!before_backward) reducer.count_gradients_as_new();
+        weighted(w, 4).backward();
+        reducer.synchronize();
+        const double again = reduced(op, first * (before_backward ? 3 : 1), first);
+        expect_gradient(w, again + reduced(op, 4, 4) * (averages ? 1 : 2));
+      }
+    }
   }
 }
 

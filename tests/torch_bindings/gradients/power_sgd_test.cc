@@ -184,6 +184,18 @@ TEST(PowerSgd, RecoversFromHugeNumbersAndFromZeros) {
   }
 }
 
+// The product of a weight that begins at 0, say.
+TEST(PowerSgd, BeginsWithZeros) {
+  const at::Tensor w = parameter_of({9, 20}, at::kFloat);
+  PowerSgd power_sgd({{"w", w}}, at_once(2));
+  for (int step = 0; step < 4; ++step) {
+    const at::Tensor gradient = at::full({9, 20}, step < 2 ? 0 : rank() + 1, at::kFloat);
+    w.mutable_grad() = gradient.clone();
+    power_sgd.reduce();
+    expect_near(w.grad(), at::full({9, 20}, step < 2 ? 0 : (size() + 1) / 2.0, at::kDouble), 1e-5);
+  }
+}
+
 // Matrices in 16 bits are approximated in float32.
 TEST(PowerSgd, OfDifferentTypesAndLayouts) {
   const at::Tensor half = parameter_of({24, 18}, at::kBFloat16),

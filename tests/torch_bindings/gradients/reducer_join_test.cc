@@ -321,6 +321,40 @@ TEST(Join, AGradientThatWasSubmittedIsGone) {
   expect_gradient(v, sum_of_ranks());
 }
 
+// It learns of the join in synchronize().
+TEST(Join, ARankWithoutABackwardTakesPartAfterIt) {
+  const at::Tensor w = leaf({3}, at::kDouble);
+  GradientReducer reducer({{"w", w}}, alone());
+  UnfinishedSteps steps(w, reducer);
+  steps.epoch();
+  w.mutable_grad().reset();
+  const int idle = UnfinishedSteps::is_left_over(size() - 1) ? size() - 1 : size() - 2;
+  ASSERT_TRUE(UnfinishedSteps::is_left_over(idle));
+  if (rank() != idle) weighted(w, rank() + 1).backward();
+  reducer.synchronize();
+  expect_gradient(w, (sum_of_ranks() - idle - 1) / size());
+}
+
+// On some ranks the bucket goes without v, where the others add theirs.
+TEST(Join, WhatOthersHaveAddedToASubmittedBucketIsGone) {
+  const at::Tensor w = leaf({3}, at::kDouble), v = leaf({2}, at::kDouble);
+  GradientReducer reducer({{"w", w}, {"v", v}}, {.op = ReduceOp::Sum, .wait_in = WaitIn::Step});
+  const auto backward = [&] {
+    w.mutable_grad().reset();
+    v.mutable_grad().reset();
+    (rank() == 0 ? weighted(w, 1) + weighted(v, 5) : weighted(w, rank() + 1)).backward();
+  };
+  backward();
+  reducer.synchronize();
+  backward();
+  EXPECT_EQ(reducer.statistics().submitted_in_backward, rank() == 0 ? 2 : 1);
+  EXPECT_GE(join(), 0);
+  backward();
+  reducer.synchronize();
+  expect_gradient(w, sum_of_ranks());
+  expect_gradient(v, 5);
+}
+
 TEST(Join, AWeightMayFollowAGradientThatIsLeftOver) {
   const at::Tensor w = leaf({3}, at::kDouble);
   GradientReducer reducer({{"w", w}}, {.backward_passes_per_step = 2});
@@ -331,6 +365,17 @@ TEST(Join, AWeightMayFollowAGradientThatIsLeftOver) {
   double sum = 0;
   for (int r = 0; r < size(); ++r) sum += 2.0 * (r + 1) * (r + 1);
   steps.expect_step(sum / sum_of_ranks());
+}
+
+// One rank has begun a step for which the others had no data.
+TEST(Join, AWeightOfAStepThatWasNotMadeIsGone) {
+  const at::Tensor w = leaf({3}, at::kDouble);
+  GradientReducer reducer({{"w", w}}, alone());
+  if (rank() == size() - 1) reducer.set_weight(3);
+  EXPECT_GE(join(), 0);
+  weighted(w, rank() + 1).backward();
+  reducer.synchronize();
+  expect_gradient(w, mean_of_ranks());
 }
 
 // A set has a join of its own.

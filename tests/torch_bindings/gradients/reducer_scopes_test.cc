@@ -69,6 +69,20 @@ TEST(ReducerWeights, LatePartsAndNumbersToo) {
   }
 }
 
+TEST(ReducerWeights, CountInTheirStepAlone) {
+  const at::Tensor w = leaf({3}, at::kDouble);
+  GradientReducer reducer({{"w", w}}, alone());
+  for (const bool weighs : {false, true, false, true, false}) {
+    w.mutable_grad().reset();
+    if (weighs) reducer.set_weight(rank() == 0 ? 0 : 1);
+    weighted(w, rank() + 1).backward();
+    reducer.synchronize();
+    const double others = size() == 1 ? 0 : (sum_of_ranks() - 1) / (size() - 1);
+    if (!weighs || size() > 1) expect_close(w, weighs ? others : mean_of_ranks());
+    EXPECT_NEAR(reducer.reduce_number(rank() + 1), weighs ? others : mean_of_ranks(), 1e-12);
+  }
+}
+
 TEST(ReducerWeights, RanksWithoutOneAreNamed) {
   const at::Tensor w = leaf({3}, at::kDouble);
   GradientReducer reducer({{"w", w}});

@@ -174,6 +174,48 @@ TEST(SparseReducer, TheOlderValueStaysIfOneOfNoWeightComes) {
   expect_sparse(table, 2 * older);
 }
 
+// Also where a new one has come already.
+TEST(SparseReducer, TheOlderValueCountsAsNewWhereTheProgramSaysSo) {
+  for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Sum}) {
+    for (const bool averages : {false, true}) {
+      for (const bool before_backward : {true, false}) {
+        const at::Tensor table = table_of();
+        GradientReducerOptions options = sparse_options(op);
+        options.backward_passes_per_step = 2;
+        options.average_aggregated_gradients = averages;
+        GradientReducer reducer({{"table", table}}, options);
+        for (int pass = 0; pass < 2; ++pass) looked_up(table, rank()).backward();
+        reducer.synchronize();
+        const at::Tensor first = dense_sum() * (averages ? 1 : 2) / divisor(op);
+        expect_sparse(table, first);
+        if (before_backward) reducer.count_gradients_as_new();
+        looked_up(table, rank()).backward();
+        if (!before_backward) reducer.count_gradients_as_new();
+        looked_up(table, rank()).backward();
+        reducer.synchronize();
+        expect_sparse(table, first * size() / divisor(op) + first);
+      }
+    }
+  }
+}
+
+// The mean over no samples may be NaN.
+TEST(SparseReducer, OneOfNoWeightIsNone) {
+  const at::Tensor table = table_of();
+  GradientReducer reducer({{"table", table}}, sparse_options(ReduceOp::Average));
+  for (const bool has_samples : {true, false}) {
+    table.mutable_grad().reset();
+    reducer.set_weight(rank() == 0 || !has_samples ? 0 : 1);
+    (looked_up(table, 1) * (rank() == 0 ? kNaN : 1)).backward();
+    reducer.synchronize();
+    if (has_samples && size() > 1) {
+      expect_sparse(table, dense_share(1));
+    } else {
+      EXPECT_FALSE(table.grad().defined());
+    }
+  }
+}
+
 TEST(SparseReducer, StepAfterOneThatFailed) {
   const at::Tensor table = table_of();
   GradientReducer reducer({{"table", table}}, sparse_options(ReduceOp::Average));

@@ -102,11 +102,15 @@ TEST(Reducer, UndefinedGradientIsNone) {
 
 TEST(Reducer, GradientPenalty) {
   // loss = |w|^2 c / 2, penalty = |c w|^2 / 2: gradients c w + c^2 w, with w = 1.
-  for (const bool separate : {true, false}) {
-    const at::Tensor w = leaf({4}, at::kDouble), other = leaf({1}, at::kDouble);
-    GradientReducer reducer(
-        {{"w", w}, {"other", other}},
-        separate ? in_flight() : GradientReducerOptions{.wait_in = WaitIn::Step});
+  for (const auto& [separate, compression] :
+       {std::pair{true, Compression::None}, std::pair{false, Compression::None},
+        std::pair{true, Compression::BFloat16}}) {
+    const at::ScalarType dtype = compression == Compression::None ? at::kDouble : at::kFloat;
+    const at::Tensor w = leaf({4}, dtype), other = leaf({1}, dtype);
+    GradientReducerOptions options =
+        separate ? in_flight() : GradientReducerOptions{.wait_in = WaitIn::Step};
+    options.compression = compression;
+    GradientReducer reducer({{"w", w}, {"other", other}}, options);
     const double c = rank() + 1;
     for (int step = 0; step < 3; ++step) {
       w.mutable_grad().reset();
@@ -116,7 +120,7 @@ TEST(Reducer, GradientPenalty) {
       reducer.synchronize();
       double want = 0;
       for (int r = 1; r <= size(); ++r) want += (r + r * r) / static_cast<double>(size());
-      expect_gradient(w, want);
+      expect_gradient(w, want, compression == Compression::None ? 1e-6 : 1e-2);
       EXPECT_FALSE(w.grad().requires_grad());
     }
   }

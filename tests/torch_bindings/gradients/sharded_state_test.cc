@@ -177,5 +177,24 @@ TEST(ShardedState, IsBroadcastAmongAllThatShareIt) {
   remove_process_set(set);
 }
 
+// The ranks tell each other in bits of numbers of 64 which of them move.
+TEST(ShardedState, GoesWithMoreParametersThanANumberHasBits) {
+  std::vector<at::Tensor> parameters;
+  for (int i = 0; i < 130; ++i) parameters.push_back(at::ones({2}).set_requires_grad(true));
+  DistributedOptimizerOptions options = sharded();
+  options.shard_gradients = true;
+  DistributedOptimizer optimizer(::torch::optim::SGD(parameters, 1.0), {}, options);
+  at::Tensor loss = at::zeros({});
+  for (size_t i = 0; i < parameters.size(); i += 3) {
+    loss = loss + parameters[i].sum() * (rank() + 1);
+  }
+  loss.backward();
+  optimizer.step();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const double moved = i % 3 == 0 ? (size() + 1) / 2.0 : 0;
+    EXPECT_TRUE(parameters[i].eq(1 - moved).all().item<bool>()) << i << parameters[i];
+  }
+}
+
 }  // namespace
 }  // namespace horon::sharded_state_test

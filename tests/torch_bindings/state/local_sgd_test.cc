@@ -254,20 +254,6 @@ TEST(LocalSgd, GoesOnFromAnArchive) {
   EXPECT_THAT(error_of([&] { load(plain); }), HasSubstr("has 2 tensors, but 0 are needed"));
 }
 
-TEST(LocalSgd, GoesOnBetweenTwoAverages) {
-  const at::Tensor x = parameter_of(4, 3);
-  LocalSgd local({{"x", x}}, {.steps = 3}), again({{"x", x}}, {.steps = 3});
-  for (int step = 0; step < 2; ++step) EXPECT_FALSE(local.step());
-  torch::serialize::OutputArchive out;
-  local.save(out);
-  std::stringstream stream;
-  out.save_to(stream);
-  torch::serialize::InputArchive in;
-  in.load_from(stream);
-  again.load(in);
-  EXPECT_TRUE(again.step());
-}
-
 TEST(LocalSgd, RanksThatHaveNotBegunAlike) {
   if (size() == 1) return;
   const at::Tensor x = parameter_of(4, 3), v = parameter_of(1, 2);
