@@ -108,7 +108,7 @@ horon_test(choice_test
                  ops/explain_choices_test.cc ops/timing/job_constants_test.cc
                  ops/choice/machine_constants_test.cc ops/timing/timing_test.cc
            LIBS MPI::MPI_C)
-if(NOT HORON_SANITIZE STREQUAL "thread")
+if(NOT HORON_SANITIZE)
   target_sources(choice_test PRIVATE ops/timing/late_answer_test.cc)
 endif()
 include(ops/gpu.cmake)

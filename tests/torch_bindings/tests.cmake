@@ -264,7 +264,7 @@ function(torch_test_without_gpus)
 endfunction()
 torch_test_without_gpus(torch_session_test.np1 torch_session_test.np2 torch_session_test.np3
                         torch_session_test.np4)
-foreach(test amp/autocast_test amp/complex_scaler_test lr/schedule_test lr/layer_step_test
+foreach(test amp/autocast_test amp/scaled_gradients_test lr/schedule_test lr/layer_step_test
         lr/resumed_schedule_test data/image_folder_test data/other_batches_test data/samplers_test
         data/resumed_samplers_test logging/sinks_test tensors/memory_ranges_test
         tensors/parcels_test)
@@ -289,6 +289,8 @@ torch_test(gradients/complex_gradients_test 1 2 3)
 torch_test(gradients/throwing_closures_test 1 2 3)
 torch_test(gradients/bucket_order_test 1 2 3)
 torch_test(gradients/power_sgd_test 1 2 3)
+horon_test(torch_orthonormal_columns_test
+           FILES ${torch_tests}/gradients/orthonormal_columns_test.cc)
 # LibTorch rounds otherwise without AVX.
 torch_run(torch_fused_step_test no_avx 1 ENVIRONMENT ATEN_CPU_CAPABILITY=default)
 torch_test(gradients/given_up_backward_test 2 3)

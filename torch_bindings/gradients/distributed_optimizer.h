@@ -260,8 +260,8 @@ class DistributedOptimizer : public Opt,
   // others; their names come from `named` (a module, named_parameters(), a list of pairs: see
   // named_tensors.h). Parameters without a name there get one by their position, which errors and
   // reports then give. Local. Throws as GradientReducer does.
-  DistributedOptimizer(Opt&& optimizer, const NamedTensors& named = {},
-                       const DistributedOptimizerOptions& options = {})
+  explicit DistributedOptimizer(Opt&& optimizer, const NamedTensors& named = {},
+                                const DistributedOptimizerOptions& options = {})
       : Opt(std::move(optimizer)),
         torch_detail::OptimizerCalls<DistributedOptimizer>(this->param_groups(), named, options) {
     if constexpr (std::is_base_of_v<::torch::optim::LBFGS, Opt>) {
@@ -348,14 +348,15 @@ class DistributedOptimizer<::torch::optim::Optimizer>
 
  public:
   // The optimizer stays the program's and outlives this. Throws as above.
-  DistributedOptimizer(Optimizer& optimizer, const NamedTensors& named = {},
-                       const DistributedOptimizerOptions& options = {})
+  explicit DistributedOptimizer(Optimizer& optimizer, const NamedTensors& named = {},
+                                const DistributedOptimizerOptions& options = {})
       : OptimizerCalls(optimizer.param_groups(), named, options), optimizer_(&optimizer) {
     torch_detail::require_unsharded(options, "an optimizer that the program holds itself");
   }
   // Owns the optimizer, which is not null.
-  DistributedOptimizer(std::unique_ptr<Optimizer> optimizer, const NamedTensors& named = {},
-                       const DistributedOptimizerOptions& options = {})
+  explicit DistributedOptimizer(std::unique_ptr<Optimizer> optimizer,
+                                const NamedTensors& named = {},
+                                const DistributedOptimizerOptions& options = {})
       : DistributedOptimizer(torch_detail::not_null(optimizer.get()), named, options) {
     owned_ = std::move(optimizer);
   }

@@ -20,7 +20,7 @@ void EqualGradients::see(size_t slot, const at::Tensor& gradient) {
   bool any = false;
   for_each_spread(gradient, kNumbers, 0, [&](int64_t index) {
     const double value = real_number(gradient, index);
-    any = any || value != 0;
+    any = any || (value != 0 && value != kNotFinite);
     fingerprint.add(std::bit_cast<uint64_t>(value));
   });
   fingerprint.add(slot);  // mixes the last number into the lowest bits

@@ -29,7 +29,7 @@ class EqualGradients {
   // A gradient of this rank is about to be reduced; `slot` is its number. Those on a GPU are not
   // looked at. Any thread.
   void see(size_t slot, const at::Tensor& gradient);
-  // Of what was seen in this round; empty if that were no numbers but 0.
+  // Of what was seen in this round; empty if that were no numbers but 0, or none that is finite.
   std::optional<uint64_t> fingerprint() const;
   void begin_round();
 

@@ -7,7 +7,8 @@
 namespace horon::torch_detail {
 
 // Gram-Schmidt, each column twice, so that rounding leaves no part of earlier columns in it. A
-// column of zeros, or one that is nothing beside the earlier ones, stays zero.
+// column of zeros stays zero. Of one that depends on the earlier ones rounding leaves a direction
+// as good as any other, or, if that lies along the earlier ones too, zero.
 template <class T>
 void orthonormalize_columns(T* values, int64_t rows, int64_t columns) {
   const auto product = [=](int64_t a, int64_t b) {

@@ -238,13 +238,15 @@ void GradientReducer::Impl::see_gradients(const GradientBucket& bucket) {
 }
 
 void GradientReducer::Impl::hear_of_gradients() {
-  if (!equal_gradients_.heard(totals_.same_gradients) || settings_.set_rank != 0) return;
-  const int count = totals_.participants;
+  const size_t count = settings_.ranks.size();
+  const bool alike = totals_.same_gradients &&
+                     totals_.participants == static_cast<int>(count);  // nobody has joined
+  if (!equal_gradients_.heard(alike) || settings_.set_rank != 0) return;
   const std::string ranks = count == 2 ? "both ranks" : core::concat("all ", count, " ranks");
   core::log(core::LogLevel::Warn,
             core::concat("\"", name_, "\": ", ranks, " had the same gradients in the first ",
-                         EqualGradients::kRounds, " backward passes, so together they learn no ",
-                         "more than one rank would. Give each rank other data: by ",
+                         EqualGradients::kRounds, " reductions, so together they learn no more ",
+                         "than one rank would. Give each rank other data: by ",
                          "DistributedRandomSampler or DistributedSequentialSampler, in Python by ",
                          "DistributedSampler; or by another seed on each rank"));
 }

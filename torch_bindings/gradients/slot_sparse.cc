@@ -37,13 +37,13 @@ GradientSlot::Arrival GradientSlot::sparse_arrived(at::Tensor& gradient) {
   return std::exchange(fired_, true) ? Arrival::Again : Arrival::First;
 }
 
-// Also where a new gradient has come already.
+// Also where a new gradient has come already, unless that is being reduced.
 void GradientSlot::count_sparse_as_new(double share) {
   at::Tensor& current = grad();
   if (is_older_sparse(current)) {
     older_sparse_.reset();
     if (share != 1) current = current.mul(share);
-  } else if (extras_ && extras_->older_sparse.defined() && current.defined()) {
+  } else if (extras_ && extras_->older_sparse.defined() && current.defined() && !is_submitted()) {
     current = current.add(extras_->older_sparse.mul(share));
     extras_->older_sparse.reset();
   }

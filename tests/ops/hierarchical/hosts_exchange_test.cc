@@ -87,11 +87,11 @@ int64_t sent_by_all(const std::vector<int>& hosts, CollectiveKind kind, int64_t 
     std::vector<int32_t> input;
     std::vector<int32_t> output;
     core::Batch batch = ones(kind, world, elements, input, output);
-    // A lane may be further ahead of another one if nothing is staged.
     const size_t output_bytes = output.size() * sizeof(int32_t);
-    const auto shared_input = world.allocate(input.size() * sizeof(int32_t));
-    const auto shared_output = world.allocate(output_bytes);
-    if (delays) {
+    std::shared_ptr<std::byte> shared_input, shared_output;
+    if (delays) {  // a lane may be further ahead of another one if nothing is staged
+      shared_input = world.allocate(input.size() * sizeof(int32_t));
+      shared_output = world.allocate(output_bytes);
       std::memcpy(shared_input.get(), input.data(), input.size() * sizeof(int32_t));
       batch.input = shared_input.get();
       batch.output = shared_output.get();

@@ -1,5 +1,5 @@
-// The measurement of a host ends between two instructions of a peer. Not for ThreadSanitizer, which
-// makes thousands of instructions of them.
+// The measurement of a host ends between two instructions of a peer. Not under a sanitizer, which
+// makes many instructions of each.
 #include <array>
 #include <atomic>
 #include <chrono>

@@ -28,13 +28,14 @@ TEST(FailedWrite, IsToldWhereACallInBetweenHasFailed) {
   const auto make = [&] {
     auto checkpoints = std::make_unique<Checkpoints>(folder);
     checkpoints->add("a", {{"a", a}});
-    if (rank() == 0) fs::remove_all(folder);
-    barrier();
-    checkpoints->save(1);
     return checkpoints;
   };
   const auto checkpoints = make();
   auto ends = make();
+  if (rank() == 0) fs::remove_all(folder);
+  barrier();
+  checkpoints->save(1);
+  ends->save(1);
   // As if another rank were gone: the call fails, with an error that is not the file's.
   const auto wait = [](Checkpoints& of) {
     if (rank() != 1) return of.wait();

@@ -18,7 +18,7 @@ inline DistributedOptimizer<::torch::optim::SGD> sgd(
     const NamedTensors& named, const GradientReducerOptions& options = alone()) {
   std::vector<at::Tensor> parameters;
   for (const auto& [name, parameter] : named) parameters.push_back(parameter);
-  return {::torch::optim::SGD(parameters, 1.0), named, options};
+  return DistributedOptimizer(::torch::optim::SGD(parameters, 1.0), named, options);
 }
 
 inline void expect_value(const at::Tensor& tensor, double value) {

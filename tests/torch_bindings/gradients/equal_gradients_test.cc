@@ -1,5 +1,6 @@
 // Ranks that train with the same data are told so, once.
 #include <functional>
+#include <limits>
 #include <string>
 
 #include "horon/tests/torch_bindings/gradients/backward_support.h"
@@ -48,29 +49,31 @@ TEST(EqualGradients, AreToldOnce) {
   }
 }
 
-// One number of one rank differs.
 TEST(EqualGradients, AreNotToldWhereARankHasOthers) {
   const auto of_last = [](int) { return rank() == size() - 1 ? 2.0 : 1.0; };
   EXPECT_EQ(count(log_of(5, of_last), kWarning), 0U);
 }
 
-// A program may begin with constant data, and a network's first gradients may be 0.
+// A program may begin with constant data.
 TEST(EqualGradients, AreNotToldAfterOneOrTwoRounds) {
   EXPECT_EQ(count(log_of(2, [](int) { return 1.0; }), kWarning), 0U);
   const auto alike_at_first = [](int pass) { return pass < 3 ? 1.0 : 1.0 + rank(); };
   EXPECT_EQ(count(log_of(6, alike_at_first), kWarning), 0U);
 }
 
-TEST(EqualGradients, OfZerosSayNothing) {
-  const at::Tensor w = leaf({3});
-  GradientReducer reducer({{"w", w}}, alone());
-  testing::internal::CaptureStderr();
-  for (int pass = 0; pass < 5; ++pass) {
-    w.mutable_grad().reset();
-    weighted(w, 0).backward();
-    reducer.synchronize();
+// A network's first gradients may be 0, and those of a scaled loss not finite.
+TEST(EqualGradients, OfZerosOrNoFiniteNumbersSayNothing) {
+  for (const double value : {0.0, std::numeric_limits<double>::infinity()}) {
+    const at::Tensor w = leaf({3});
+    GradientReducer reducer({{"w", w}}, alone());
+    testing::internal::CaptureStderr();
+    for (int pass = 0; pass < 5; ++pass) {
+      w.mutable_grad().reset();
+      weighted(w, value).backward();
+      reducer.synchronize();
+    }
+    EXPECT_EQ(count(testing::internal::GetCapturedStderr(), kWarning), 0U) << value;
   }
-  EXPECT_EQ(count(testing::internal::GetCapturedStderr(), kWarning), 0U);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// The value of an earlier step is still in .grad, and the new gradient arrives in a new tensor:
-// autograd adds out of place (create_graph), or a hook of the program replaces .grad.
+// The value of an earlier step is still in .grad. The new gradient arrives in a new tensor
+// (autograd adds out of place for create_graph, or a hook of the program replaces .grad), or none
+// comes, or the older value is to count as a new one.
 #include "horon/tests/torch_bindings/gradients/backward_support.h"
 
 namespace horon::older_gradient_test {

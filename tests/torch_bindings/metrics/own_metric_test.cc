@@ -117,20 +117,20 @@ TEST(OwnMetric, WhoseSamplesOfARankAreAnotherErrorStillNamesTheRanks) {
   EXPECT_EQ(picky.compute({.name = "picky"}).item<double>(), 2.0 * size());
 }
 
-TEST(OwnMetric, AMacroAverageIsOverClassesThatAreTargetsOrGuesses) {
+TEST(Metrics, AMacroAverageIsOverClassesThatAreTargetsOrGuesses) {
   const ClassificationOptions macro{.classes = 4, .average = Average::Macro};
   Precision precision(macro);
   precision.update(at::tensor({0, 2, 1}), at::tensor({0, 0, 1}));
   EXPECT_DOUBLE_EQ(precision.compute_local().item<double>(), (1 + 1 + 0) / 3.0);
 }
 
-TEST(OwnMetric, GuessesOfIgnoredTargetsDoNotCount) {
+TEST(Metrics, GuessesOfIgnoredTargetsDoNotCount) {
   Precision precision({.average = Average::Binary, .ignore_target = -100});
   precision.update(at::tensor({1, 1, 7}), at::tensor({1, -100, -100}));
   EXPECT_EQ(precision.compute_local().item<double>(), 1);
 }
 
-TEST(OwnMetric, ABatchThatOneOfACollectionRefusesIsCountedByNone) {
+TEST(Metrics, ABatchThatOneOfACollectionRefusesIsCountedByNone) {
   MetricCollection metrics;
   metrics.add("accuracy", Accuracy());
   metrics.add("squared", MeanSquaredError());
@@ -141,7 +141,7 @@ TEST(OwnMetric, ABatchThatOneOfACollectionRefusesIsCountedByNone) {
   EXPECT_TRUE(std::isnan(metrics.compute_local().at("accuracy").item<double>()));
 }
 
-TEST(OwnMetric, DescriptionsTellNumbersApart) {
+TEST(Metrics, DescriptionsTellNumbersApart) {
   EXPECT_NE(Accuracy({.threshold = 0.3333333}).description(),
             Accuracy({.threshold = 0.3333334}).description());
   EXPECT_NE(ConfusionMatrix({.threshold = 0.50000001}).description(),
@@ -152,7 +152,7 @@ TEST(OwnMetric, DescriptionsTellNumbersApart) {
 constexpr double kNoScore = std::numeric_limits<double>::quiet_NaN();
 at::Tensor broken_scores() { return at::tensor({0.9, 0.1, kNoScore, 0.5}).view({2, 2}); }
 
-TEST(OwnMetric, AurocKeepsScoresAndIsUndefinedWhereOneIsNan) {
+TEST(Metrics, AurocKeepsScoresAndIsUndefinedWhereOneIsNan) {
   Auroc auroc;
   at::Tensor scores = at::tensor({0.1F, 0.9F, 0.5F});
   auroc.update(scores, at::tensor({0, 1, 0}));
@@ -166,7 +166,7 @@ TEST(OwnMetric, AurocKeepsScoresAndIsUndefinedWhereOneIsNan) {
   }
 }
 
-TEST(OwnMetric, OnlyAccuracyIsAMeanOverSamples) {
+TEST(Metrics, OnlyAccuracyIsAMeanOverSamples) {
   const at::Tensor targets = at::tensor({0, 1});
   const BatchValue accuracy = Accuracy().forward(broken_scores(), targets);
   ASSERT_TRUE(accuracy.is_mean_over_samples());
@@ -177,13 +177,13 @@ TEST(OwnMetric, OnlyAccuracyIsAMeanOverSamples) {
   EXPECT_FALSE(FScore(micro).forward(broken_scores(), targets).is_mean_over_samples());
 }
 
-TEST(OwnMetric, ASampleWithoutAGuessHasNoPlaceInAConfusionMatrix) {
+TEST(Metrics, ASampleWithoutAGuessHasNoPlaceInAConfusionMatrix) {
   ConfusionMatrix confusion;
   confusion.update(broken_scores(), at::tensor({0, 1}));
   EXPECT_THAT(error_of([&] { confusion.compute_local(); }), HasSubstr("1 sample has"));
 }
 
-TEST(OwnMetric, PerplexityOverNoWordsIsRefused) {
+TEST(Metrics, PerplexityOverNoWordsIsRefused) {
   EXPECT_THAT(error_of([] {
                 Perplexity().update(at::zeros({0, 0}), at::zeros({0}, at::kLong));
               }),

@@ -1,5 +1,5 @@
-// Loss scaling of complex gradients, of which LibTorch's kernels see the real and imaginary parts;
-// and which gradients of which optimizers a scaler divides and looks at.
+// Which gradients of which optimizers a scaler divides and looks at; complex ones, of which
+// LibTorch's kernels see the real and imaginary parts.
 #include <limits>
 #include <sstream>
 
@@ -10,7 +10,7 @@
 
 #include "horon/torch_bindings/amp/grad_scaler.h"
 
-namespace horon::complex_scaler_test {
+namespace horon::scaled_gradients_test {
 namespace {
 
 using Complex = c10::complex<float>;
@@ -91,4 +91,4 @@ TEST(GradScaler, ForgetsWhatItHasDividedWhenItIsLoaded) {
 }
 
 }  // namespace
-}  // namespace horon::complex_scaler_test
+}  // namespace horon::scaled_gradients_test
