@@ -1,4 +1,4 @@
-// The error of a member that gets an impossible record: the coordinator broke the control protocol.
+// The errors of who gets an impossible message: the other side broke the control protocol.
 #pragma once
 
 #include <string>
@@ -10,6 +10,11 @@ namespace horon::core {
 
 [[noreturn]] inline void broken(const std::string& what) {
   throw Error(ErrorCode::Internal, concat("the coordinator broke the control protocol: ", what));
+}
+
+[[noreturn]] inline void broken(int member, const std::string& what) {
+  throw Error(ErrorCode::Internal,
+              concat("member ", member, " broke the control protocol: ", what));
 }
 
 }  // namespace horon::core

@@ -7,15 +7,12 @@
 #include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 #include "horon/core/negotiation/agreement.h"
+#include "horon/core/negotiation/broken_log.h"
 #include "horon/core/negotiation/gate.h"
 #include "horon/core/negotiation/told_extents.h"
 
 namespace horon::core {
 namespace {
-
-[[noreturn]] void broken(int from, const std::string& what) {
-  throw Error(ErrorCode::Internal, concat("member ", from, " broke the control protocol: ", what));
-}
 
 // The refusing rank's text begins with the tensor's name, which the caller adds itself.
 std::string without_name(const std::string& refusal, const std::string& name) {

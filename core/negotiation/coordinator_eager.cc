@@ -2,8 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "horon/core/base/error.h"
-#include "horon/core/base/text.h"
+#include "horon/core/negotiation/broken_log.h"
 #include "horon/core/negotiation/coordinator.h"
 
 namespace horon::core {
@@ -56,11 +55,7 @@ bool Coordinator::catch_up() {
 
 void Coordinator::take_eager(int from, const Eager& eager, Nanos now) {
   const EntryIds::Known* const known = ids_.get(eager.id);
-  if (known == nullptr) {
-    throw Error(ErrorCode::Internal,
-                concat("member ", from, " broke the control protocol: it sent ",
-                       "elements for an id that was never given"));
-  }
+  if (known == nullptr) broken(from, "it sent elements for an id that was never given");
   Ready ready;
   ready.id = eager.id;
   take_ready(from, ready, now);

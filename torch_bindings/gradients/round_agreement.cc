@@ -13,8 +13,8 @@
 namespace horon::torch_detail {
 namespace {
 
-// The order of the numbers that are summed. A number that must be the same on all ranks
-// is summed together with its square: it is the same if (sum)^2 = ranks * sum of squares.
+// The order of the numbers that are summed. Behind a number that is compared comes its square: the
+// number is the same on all ranks if (sum)^2 = ranks * sum of squares.
 enum Index : size_t {
   kParticipants,
   kNumber,
@@ -49,10 +49,15 @@ double compared_number(const RoundNumber& number) {
   return static_cast<double>(number.round & 0xffff);
 }
 
+void compare(std::vector<double>& numbers, Index index, double number) {
+  numbers[index] = number;
+  numbers[index + 1] = number * number;
+}
+
 // Sums and squares are whole numbers below 2^53; their products are compared modulo 2^64.
-bool all_equal(double count, double sum, double sum_of_squares) {
-  const auto whole = [](double x) { return static_cast<uint64_t>(x); };
-  return whole(sum) * whole(sum) == whole(count) * whole(sum_of_squares);
+bool all_equal(const std::vector<double>& sums, Index index) {
+  const auto whole = [&](size_t i) { return static_cast<uint64_t>(sums[i]); };
+  return whole(index) * whole(index) == whole(kParticipants) * whole(index + 1);
 }
 
 }  // namespace
@@ -104,28 +109,21 @@ RoundAgreement::RoundAgreement(const std::string& reducer_name, const std::strin
 void RoundAgreement::announce(const RoundFacts& facts) {
   numbers_ = std::make_shared<std::vector<double>>(kCount);
   std::vector<double>& numbers = *numbers_;
-  const double number = compared_number(facts.number);
-  const auto replica = static_cast<double>(facts.replica.value_or(0) & 0xffff);
+  const auto last_16_bits = [](uint64_t value) { return static_cast<double>(value & 0xffff); };
   numbers[kParticipants] = 1;
-  numbers[kNumber] = number;
-  numbers[kNumberSquare] = number * number;
+  compare(numbers, kNumber, compared_number(facts.number));
   numbers[kLate] = static_cast<double>(facts.late);
   numbers[kFailed] = facts.failed ? 1 : 0;
   numbers[kEarly] = facts.early ? 1 : 0;
   numbers[kRoundedOtherwise] = facts.rounded_otherwise ? 1 : 0;
   numbers[kWeighted] = facts.weight ? 1 : 0;
   numbers[kWeight] = facts.weight.value_or(0);
-  const auto total_cut = static_cast<double>(facts.number.total & 0xffff);
-  numbers[kReplica] = replica;
-  numbers[kReplicaSquare] = replica * replica;
+  compare(numbers, kReplica, last_16_bits(facts.replica.value_or(0)));
   numbers[kLooks] = facts.wants_look ? 1 : 0;
-  const auto gradients = static_cast<double>(facts.gradients.value_or(0) & 0xffff);
   numbers[kHasGradients] = facts.gradients ? 1 : 0;
-  numbers[kGradients] = gradients;
-  numbers[kGradientsSquare] = gradients * gradients;
+  compare(numbers, kGradients, last_16_bits(facts.gradients.value_or(0)));
   numbers[kTotal] = static_cast<double>(facts.number.total);
-  numbers[kTotalCut] = total_cut;
-  numbers[kTotalCutSquare] = total_cut * total_cut;
+  compare(numbers, kTotalCut, last_16_bits(static_cast<uint64_t>(facts.number.total)));
   numbers[kFirstBucketBytes] = facts.bytes ? static_cast<double>(facts.bytes->first) : 0;
   numbers[kBucketBytes] = facts.bytes ? static_cast<double>(facts.bytes->others) : 0;
   numbers[kPieceBytes] = facts.bytes ? static_cast<double>(facts.bytes->piece) : 0;
@@ -142,25 +140,23 @@ RoundTotals RoundAgreement::agree() {
   const std::vector<double>& numbers = *numbers_;
   RoundTotals totals;
   totals.participants = static_cast<int>(numbers[kParticipants]);
-  totals.same_number = all_equal(numbers[kParticipants], numbers[kNumber], numbers[kNumberSquare]);
+  totals.same_number = all_equal(numbers, kNumber);
   totals.late = static_cast<int64_t>(numbers[kLate]);
   totals.failed = static_cast<int>(numbers[kFailed]);
   totals.early = static_cast<int>(numbers[kEarly]);
   totals.weighted = static_cast<int>(numbers[kWeighted]);
   totals.weight = numbers[kWeight];
-  totals.same_total =
-      all_equal(numbers[kParticipants], numbers[kTotalCut], numbers[kTotalCutSquare]);
+  totals.same_total = all_equal(numbers, kTotalCut);
   // A common number, also where ranks that had joined have missed some rounds.
   totals.next_total = 1 + static_cast<int64_t>(numbers[kTotal]) / totals.participants;
   const double otherwise = numbers[kRoundedOtherwise];
   // A rank that has joined for a while has missed steps.
   totals.unlike_steps = totals.same_total && otherwise != 0 && otherwise != numbers[kParticipants];
-  totals.replicas_alike = !totals.same_total || all_equal(numbers[kParticipants], numbers[kReplica],
-                                                          numbers[kReplicaSquare]);
+  totals.replicas_alike = !totals.same_total || all_equal(numbers, kReplica);
   totals.look = numbers[kLooks] > 0;
-  totals.same_gradients =
-      totals.participants > 1 && numbers[kHasGradients] == numbers[kParticipants] &&
-      all_equal(numbers[kParticipants], numbers[kGradients], numbers[kGradientsSquare]);
+  totals.same_gradients = totals.participants > 1 &&
+                          numbers[kHasGradients] == numbers[kParticipants] &&
+                          all_equal(numbers, kGradients);
   totals.bytes = {static_cast<int64_t>(numbers[kFirstBucketBytes]),
                   static_cast<int64_t>(numbers[kBucketBytes]),
                   static_cast<int64_t>(numbers[kPieceBytes])};

@@ -14,14 +14,11 @@
 #include "horon/core/negotiation/controller.h"
 #include "horon/core/negotiation/ring_gate.h"
 #include "horon/core/negotiation/wire_format.h"
+#include "horon/tests/core/negotiation/test_messages.h"
 
 namespace horon::core::gate_world {
 
-inline SpecPtr tensor(const std::string& name, int64_t elements = 4) {
-  EntrySpec spec;
-  spec.parts = {{name, {elements}}};
-  return std::make_shared<const EntrySpec>(spec);
-}
+using test_messages::tensor;
 
 inline Ready ready_by_name(const std::string& name) {
   Ready ready;

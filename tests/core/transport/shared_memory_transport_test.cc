@@ -52,14 +52,23 @@ TEST(SharedMemoryTransport, NeedsAModestArea) {
   }
 }
 
-TEST(SharedMemoryTransport, FlushedSaysWhetherTheReaderHasToMakeRoom) {
-  constexpr int kSize = 2;
-  InProcessJob job(kSize);
-  std::barrier<> step(kSize);
-  run_ranks(kSize, [&](int rank) {
-    const auto group = LocalGroup::create(job.of(rank), SharedMemoryTransport::area_bytes(kSize));
+// Calls body(rank, transport, area, step) for each rank, on a thread of its own. All call
+// step.arrive_and_wait() equally often.
+template <class Body>
+void with_transports(int size, const Body& body) {
+  InProcessJob job(size);
+  std::barrier<> step(size);
+  run_ranks(size, [&](int rank) {
+    const auto group = LocalGroup::create(job.of(rank), SharedMemoryTransport::area_bytes(size));
     ASSERT_TRUE(group->available()) << group->unavailable_reason();
-    SharedMemoryTransport transport(*group, group->area(), one_host_topology(rank, kSize), {});
+    SharedMemoryTransport transport(*group, group->area(), one_host_topology(rank, size), {});
+    body(rank, transport, group->area(), step);
+    step.arrive_and_wait();
+  });
+}
+
+TEST(SharedMemoryTransport, FlushedSaysWhetherTheReaderHasToMakeRoom) {
+  with_transports(2, [](int rank, Transport& transport, std::byte*, std::barrier<>& step) {
     constexpr size_t kLength = 100'000;
     if (rank == 0) {
       transport.send(1, pattern(0, 1, 0, 10));
@@ -74,23 +83,15 @@ TEST(SharedMemoryTransport, FlushedSaysWhetherTheReaderHasToMakeRoom) {
       talk.expect(0, 0, 10);
       talk.expect(0, 1, kLength);
     }
-    step.arrive_and_wait();
   });
 }
 
 // Rank 0 of three, when the others have sent it three messages each.
 void receive_from_two(const std::function<void(Transport&)>& receive) {
-  constexpr int kSize = 3;
-  InProcessJob job(kSize);
-  std::barrier<> step(kSize);
-  run_ranks(kSize, [&](int rank) {
-    const auto group = LocalGroup::create(job.of(rank), SharedMemoryTransport::area_bytes(kSize));
-    ASSERT_TRUE(group->available()) << group->unavailable_reason();
-    SharedMemoryTransport transport(*group, group->area(), one_host_topology(rank, kSize), {});
+  with_transports(3, [&](int rank, Transport& transport, std::byte*, std::barrier<>& step) {
     for (int i = 0; i < 3 && rank > 0; ++i) transport.send(0, Bytes(10));
     step.arrive_and_wait();
     if (rank == 0) receive(transport);
-    step.arrive_and_wait();
   });
 }
 
@@ -115,18 +116,12 @@ TEST(SharedMemoryTransport, AWaitEndsWhileAMessageIsUnread) {
 
 TEST(SharedMemoryTransport, LengthsBeyondTheLimitAreErrorsOnBothSides) {
   constexpr int kSize = 2;
-  InProcessJob job(kSize);
-  std::barrier<> step(kSize);
-  run_ranks(kSize, [&](int rank) {
-    const size_t area_bytes = SharedMemoryTransport::area_bytes(kSize);
-    const auto group = LocalGroup::create(job.of(rank), area_bytes);
-    ASSERT_TRUE(group->available()) << group->unavailable_reason();
-    SharedMemoryTransport transport(*group, group->area(), one_host_topology(rank, kSize), {});
+  with_transports(kSize, [](int rank, Transport& transport, std::byte* area, std::barrier<>& step) {
     if (rank == 0) {
       EXPECT_THROW(transport.send(1, Bytes(Transport::kMessageBytesMax + 1)), Error);
       // Writes a length, as a stray write could, in the ring from rank 0 to rank 1.
-      const size_t ring_bytes = area_bytes / (kSize * kSize);
-      ByteRing ring(group->area() + ring_bytes, ring_bytes - ByteRing::bytes_needed(0));
+      const size_t ring_bytes = SharedMemoryTransport::area_bytes(kSize) / (kSize * kSize);
+      ByteRing ring(area + ring_bytes, ring_bytes - ByteRing::bytes_needed(0));
       const uint64_t length = uint64_t{1} << 60;
       EXPECT_EQ(ring.write(std::as_bytes(std::span(&length, 1))), sizeof length);
     }
@@ -139,7 +134,6 @@ TEST(SharedMemoryTransport, LengthsBeyondTheLimitAreErrorsOnBothSides) {
         EXPECT_NE(std::string(error.what()).find("rank 0 sent"), std::string::npos);
       }
     }
-    step.arrive_and_wait();
   });
 }
 

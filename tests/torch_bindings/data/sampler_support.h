@@ -3,14 +3,13 @@
 
 #include <functional>
 #include <memory>
-#include <sstream>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 #include <torch/data/samplers/base.h>
-#include <torch/serialize/archive.h>
 
+#include "horon/tests/torch_bindings/archives.h"
 #include "horon/torch_bindings/data/samplers.h"
 
 namespace horon::testing_support {
@@ -23,24 +22,6 @@ inline std::vector<size_t> drain(torch::data::samplers::Sampler<>& sampler, size
     all.insert(all.end(), indices->begin(), indices->end());
   }
   return all;
-}
-
-// What `thing` saves, to be loaded.
-template <class Thing>
-torch::serialize::InputArchive saved(const Thing& thing) {
-  std::stringstream stream;
-  torch::serialize::OutputArchive out;
-  thing.save(out);
-  out.save_to(stream);
-  torch::serialize::InputArchive in;
-  in.load_from(stream);
-  return in;
-}
-
-template <class From, class To>
-void hand_over(const From& from, To& to) {
-  torch::serialize::InputArchive in = saved(from);
-  to.load(in);
 }
 
 // The samples that each rank of a job draws in the current epoch: `steps` batches each, or all.

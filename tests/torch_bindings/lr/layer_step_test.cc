@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -13,9 +12,9 @@
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <torch/optim/sgd.h>
-#include <torch/serialize/archive.h>
 
 #include "horon/tests/support/error_of.h"
+#include "horon/tests/torch_bindings/archives.h"
 #include "horon/torch_bindings/lr/lamb.h"
 #include "horon/torch_bindings/lr/lars.h"
 
@@ -181,13 +180,7 @@ TEST(LayerStep, LambRefusesTheComplexAveragesOfOlderVersions) {
       .exp_avg(at::zeros_like(weight.detach()))
       .exp_avg_sq(at::zeros_like(weight.detach()));
   older.state()[weight.unsafeGetTensorImpl()] = std::move(state);
-  torch::serialize::OutputArchive out;
-  older.save(out);
-  std::stringstream bytes;
-  out.save_to(bytes);
-  torch::serialize::InputArchive in;
-  in.load_from(bytes);
-  EXPECT_THAT(test::error_of([&] { now.load(in); }),
+  EXPECT_THAT(test::error_of([&] { testing_support::hand_over(older, now); }),
               testing::AllOf(testing::HasSubstr("complex averages for a parameter of shape [3]"),
                              testing::HasSubstr("Load the model without its optimizer")));
   EXPECT_TRUE(now.state().empty()) << "it goes on as it was";

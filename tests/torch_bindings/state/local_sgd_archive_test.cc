@@ -1,9 +1,8 @@
 // Local SGD: what a state that is loaded stands for, beside LocalSgd.GoesOnFromAnArchive.
-#include <sstream>
-
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include "horon/tests/torch_bindings/archives.h"
 #include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/horon.h"
 
@@ -14,21 +13,11 @@ using namespace testing_support;
 
 at::Tensor parameter() { return at::full({4, 3}, 0.5, at::kDouble).requires_grad_(true); }
 
-void load_from(const LocalSgd& saved, LocalSgd& into) {
-  torch::serialize::OutputArchive out;
-  saved.save(out);
-  std::stringstream stream;
-  out.save_to(stream);
-  torch::serialize::InputArchive in;
-  in.load_from(stream);
-  into.load(in);
-}
-
 TEST(LocalSgdArchive, IsOfTheStepsBetweenTwoAverages) {
   const at::Tensor x = parameter();
   LocalSgd local({{"x", x}}, {.steps = 3}), again({{"x", x}}, {.steps = 3});
   for (int step = 0; step < 2; ++step) EXPECT_FALSE(local.step());
-  load_from(local, again);
+  hand_over(local, again);
   EXPECT_TRUE(again.step());
 }
 
@@ -37,7 +26,7 @@ TEST(LocalSgdArchive, OfAnotherBeginningOnOneRankIsFoundOut) {
   const at::Tensor x = parameter();
   LocalSgd local({{"x", x}}, {.outer_lr = 0.5}), other({{"x", x + 1}}, {.outer_lr = 0.5});
   local.average();  // compares the beginnings
-  if (rank() == 0) load_from(other, local);
+  if (rank() == 0) hand_over(other, local);
   EXPECT_THAT(error_of([&] { local.average(); }), testing::HasSubstr("\"x\""));
 }
 
