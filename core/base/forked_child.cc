@@ -3,6 +3,8 @@
 #include <atomic>
 #include <pthread.h>
 
+#include "horon/core/base/error.h"
+
 namespace horon::core {
 namespace {
 
@@ -16,5 +18,12 @@ void watch_for_forks() {
 }
 
 bool in_forked_child() noexcept { return forked.load(std::memory_order_relaxed); }
+
+void refuse_forked_child() {
+  if (!in_forked_child()) return;
+  throw Error(ErrorCode::NotInitialized,
+              "this process was made by fork() after horon::init(); the session belongs to its "
+              "parent. Fork before init(), or start the child with exec");
+}
 
 }  // namespace horon::core

@@ -2,17 +2,12 @@
 // job, but neither its threads nor its peers.
 #pragma once
 
-#include <string_view>
-
 namespace horon::core {
 
 // Idempotent. Any thread.
 void watch_for_forks();
 bool in_forked_child() noexcept;
-
-// The text of the error that such a process gets.
-inline constexpr std::string_view kForkedChild =
-    "this process was made by fork() after horon::init(); the session belongs to its parent. Fork "
-    "before init(), or start the child with exec";
+// Throws Error(NotInitialized) there.
+void refuse_forked_child();
 
 }  // namespace horon::core

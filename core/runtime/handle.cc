@@ -123,9 +123,7 @@ bool HandleState::sleep_until_finished(Clock::time_point deadline) const {
 }
 
 const Outcome& HandleState::get_enqueued() const {
-  if (!wait(std::nullopt)) {
-    throw Error(ErrorCode::NotInitialized, std::string(kForkedChild));
-  }
+  if (!wait(std::nullopt)) refuse_forked_child();
   if (outcome_.error) throw Error(*outcome_.error);
   throw_enqueued_error();
   return outcome_;

@@ -40,12 +40,6 @@ Process& process() {
   return *instance;
 }
 
-void refuse_forked_child() {
-  if (core::in_forked_child()) {
-    throw Error(ErrorCode::NotInitialized, std::string(core::kForkedChild));
-  }
-}
-
 ops::Job& job_of_this_process_or_its_parent() {
   ops::Job* const running = process().job.load(std::memory_order_acquire);
   if (running == nullptr) {
@@ -56,7 +50,7 @@ ops::Job& job_of_this_process_or_its_parent() {
 }
 
 ops::Job& job() {
-  refuse_forked_child();
+  core::refuse_forked_child();
   return job_of_this_process_or_its_parent();
 }
 
@@ -151,7 +145,7 @@ void shutdown() {
 void init_session(const InitOptions& options, std::string_view headers) {
   // Checked before anything is read from the options, whose fields may differ in those headers.
   require_headers_of_this_version(headers);
-  refuse_forked_child();
+  core::refuse_forked_child();
   Process& here = process();
   const std::lock_guard lock(here.mutex);
   if (here.job != nullptr) return;

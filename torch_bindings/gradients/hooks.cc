@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/forked_child.h"
 #include "horon/core/base/text.h"
 
 namespace horon::torch_detail {
@@ -68,7 +69,10 @@ class BeforeHook : public autograd::FunctionPreHook {
 
  private:
   void tell_listener() const {
-    if (GradientListener* listener = link_->listener) listener->before_accumulate(link_->index);
+    GradientListener* const listener = link_->listener;
+    if (listener == nullptr) return;
+    core::refuse_forked_child();
+    listener->before_accumulate(link_->index);
   }
 
   std::shared_ptr<HookLink> link_;
@@ -83,7 +87,10 @@ class AfterHook : public autograd::PostAccumulateGradHook {
   void operator()(const autograd::Variable& parameter) override {
     const Running running(*link_);
     if (previous_ != nullptr) (*previous_)(parameter);
-    if (GradientListener* listener = link_->listener) listener->after_accumulate(link_->index);
+    GradientListener* const listener = link_->listener;
+    if (listener == nullptr) return;
+    core::refuse_forked_child();
+    listener->after_accumulate(link_->index);
   }
 
   const HookLink* link() const { return link_.get(); }

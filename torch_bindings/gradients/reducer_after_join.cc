@@ -3,6 +3,7 @@
 // session that ends: a reducer does not outlive it.
 #include <utility>
 
+#include "horon/core/base/forked_child.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
@@ -13,8 +14,9 @@ namespace horon {
 using namespace torch_detail;
 
 // Another session may have other ranks, and another reducer may have this one's name there. Outside
-// any session the call itself throws.
+// any session the call itself throws. A forked child lacks the memory of the buckets.
 void GradientReducer::Impl::require_session() const {
+  core::refuse_forked_child();
   const uint32_t running = ops::session_number();
   if (running == 0 || running == session_) return;
   throw Error(

@@ -3,6 +3,9 @@
 #include <span>
 #include <utility>
 
+#include <ATen/ops/zeros_like.h>
+
+#include "horon/core/base/forked_child.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/gradients/reducer_impl.h"
@@ -286,6 +289,20 @@ void GradientReducer::Impl::learn_sparse() {
   if (!learned) return;
   restart_tuning();
   rebuild(std::move(layouts));
+}
+
+void GradientReducer::Impl::before_zeroing_in_place() {
+  core::refuse_forked_child();
+  const PlainMode plain;
+  for (GradientSlot& slot : slots_) {
+    at::Tensor& grad = slot.parameter().mutable_grad();
+    if (!grad.defined() || grad.layout() != at::kStrided) continue;
+    if (!slot.is_submitted()) {
+      slot.forget_older();  // zeroed with the rest, though it may be kept aside
+      continue;
+    }
+    grad = at::zeros_like(slot.view());
+  }
 }
 
 }  // namespace horon

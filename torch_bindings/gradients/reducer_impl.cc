@@ -5,8 +5,6 @@
 #include <exception>
 #include <utility>
 
-#include <ATen/ops/zeros_like.h>
-
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
@@ -352,19 +350,6 @@ void GradientReducer::Impl::set_weight(double weight) {
   }
   use_buckets();
   weight_ = weight;
-}
-
-void GradientReducer::Impl::before_zeroing_in_place() {
-  const PlainMode plain;
-  for (GradientSlot& slot : slots_) {
-    at::Tensor& grad = slot.parameter().mutable_grad();
-    if (!grad.defined() || grad.layout() != at::kStrided) continue;
-    if (!slot.is_submitted()) {
-      slot.forget_older();  // zeroed with the rest, though it may be kept aside
-      continue;
-    }
-    grad = at::zeros_like(slot.view());
-  }
 }
 
 std::string GradientReducer::Impl::unsynchronized_parameter() const {

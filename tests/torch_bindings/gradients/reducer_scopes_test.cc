@@ -2,7 +2,11 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <vector>
+
+#include <torch/optim/sgd.h>
 
 #include "horon/tests/torch_bindings/gradients/gradient_support.h"
 #include "horon/torch_bindings/gradients/distributed_optimizer.h"
@@ -264,6 +268,34 @@ TEST(ReducerScopes, FunctionsThatThrow) {
               AllOf(HasSubstr("after_bucket()"), HasSubstr("broken")));
   expect_gradient(w, mean_of_ranks());
   expect_gradient(v, mean_of_ranks());
+}
+
+// It has no part in the job, and lacks the memory in which the gradients lie.
+TEST(ReducerScopes, AForkedChildIsTold) {
+  const at::Tensor w = leaf({3});
+  DistributedOptimizer optimizer(::torch::optim::SGD({w}, 0.5), {{"w", w}});
+  const auto step = [&] {
+    optimizer.zero_grad();
+    weighted(w, rank() + 1).backward();
+    optimizer.step();
+  };
+  step();
+  const pid_t child = fork();
+  if (child == 0) {
+    int told = 0;
+    const auto is_told = [&](const std::string& error) {
+      told += error.find("fork") != std::string::npos ? 1 : 0;
+    };
+    is_told(error_of([&] { optimizer.zero_grad(/*set_to_none=*/false); }));
+    is_told(error_of([&] { optimizer.step(); }));
+    is_told(error_of(step));
+    _exit(told == 3 ? 42 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 42) << status;
+  step();
+  expect_gradient(w, mean_of_ranks());
 }
 
 }  // namespace

@@ -171,9 +171,7 @@ std::exception_ptr Operation::outcome() {
       // The program may be in inference mode by now or not: copies work for tensors of both.
       const at::AutoDispatchBelowADInplaceOrView copies_only;
       // Rows may lie in memory of the parent process that a child does not have.
-      if (core::in_forked_child()) {
-        throw Error(ErrorCode::NotInitialized, std::string(core::kForkedChild));
-      }
+      core::refuse_forked_child();
       for (const Pending& pending : pending_) (void)pending->results();
       if (deliver_) {
         deliver_(pending_);
