@@ -1,6 +1,7 @@
 #include "horon/core/transport/mpi_transport.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "horon/core/base/error.h"
@@ -15,9 +16,12 @@ namespace horon::core {
 namespace {
 
 constexpr int kTag = 0;
+constexpr int kLastTag = 1;  // of a message that says that no more will come
 // A call takes no more messages from MPI than this: a flood must not hold up the caller, nor fill
 // its memory.
 constexpr size_t kArrivalsMax = 64;
+// How long the end waits for the others, who have ended too: this one may have been stopped.
+constexpr std::chrono::seconds kSettleMax{1};
 
 }  // namespace
 
@@ -25,20 +29,14 @@ MpiTransport::MpiTransport(const MpiBootstrap& bootstrap, const WaitPolicy& poli
     : library_(bootstrap.library()),
       policy_(policy),
       rank_(bootstrap.topology().rank),
-      size_(bootstrap.topology().size) {
+      size_(bootstrap.topology().size),
+      has_sent_to_(static_cast<size_t>(size_)) {
   check_mpi(MPI_Comm_dup(bootstrap.communicator(), &communicator_), "MPI_Comm_dup");
   check_mpi(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
 }
 
 MpiTransport::~MpiTransport() {
-  bool unfinished = abandoned_ || !library_.usable();
-  if (!unfinished) {
-    int done = 1;
-    const auto count = static_cast<int>(send_requests_.size());
-    MPI_Testall(count, send_requests_.data(), &done, MPI_STATUSES_IGNORE);
-    unfinished = done == 0 || matched_ || !arrivals_.empty();
-  }
-  if (!unfinished) {
+  if (settle()) {
     MPI_Comm_free(&communicator_);
     return;
   }
@@ -47,10 +45,51 @@ MpiTransport::~MpiTransport() {
   keep_for_ever(std::make_shared<std::deque<Arrival>>(std::move(arrivals_)));
 }
 
+// A last message goes to each rank that this one has ever sent to, by a synchronous send: that is
+// over once the receiver has matched it, and so all messages before it. The barrier is over once
+// this is so for all ranks. (T. Hoefler, C. Siebert, A. Lumsdaine: Scalable Communication Protocols
+// for Dynamic Sparse Data Exchange, PPoPP 2010.)
+bool MpiTransport::settle() noexcept {
+  if (abandoned_ || library_.abandoned() || !library_.usable()) return false;
+  try {
+    for (int peer = 0; peer < size_; ++peer) {
+      if (has_sent_to_[static_cast<size_t>(peer)])
+        isend(&MPI_Issend, kLastTag, peer, SharedBytes());
+    }
+    MPI_Request barrier = MPI_REQUEST_NULL;
+    bool in_barrier = false;
+    int all_are_here = 0;
+    const auto limit = std::chrono::steady_clock::now() + kSettleMax;
+    for (;;) {
+      finish_sends();
+      take_arrivals();
+      std::erase_if(arrivals_, [](const Arrival& arrival) { return arrival.complete; });
+      const MpiLook look;
+      if (!in_barrier && send_requests_.empty()) {
+        check_mpi(MPI_Ibarrier(communicator_, &barrier), "MPI_Ibarrier");
+        in_barrier = true;
+      }
+      if (in_barrier && all_are_here == 0) {
+        check_mpi(MPI_Test(&barrier, &all_are_here, MPI_STATUS_IGNORE), "MPI_Test");
+      }
+      if (all_are_here != 0 && !matched_ && arrivals_.empty()) return true;
+      if (std::chrono::steady_clock::now() >= limit) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  } catch (...) {  // MPI keeps the communicator, as after a failure of the job
+    return false;
+  }
+}
+
 void MpiTransport::send(int to, SharedBytes message) {
   HORON_CHECK(to >= 0 && to < size_ && to != rank_, "a message goes to another rank");
   require_sendable(message);
   if (!library_.may_call()) return;  // the others see that this rank is silent
+  isend(&MPI_Isend, kTag, to, std::move(message));
+  finish_sends();  // after this one, which must go whatever has become of those before
+}
+
+void MpiTransport::isend(Isend* mpi_isend, int tag, int to, SharedBytes message) {
   // Memory is taken first: once MPI_Isend has begun, MPI reads the bytes, which must stay in place.
   finished_.resize(send_requests_.size() + 1);
   statuses_.resize(send_requests_.size() + 1);
@@ -62,10 +101,10 @@ void MpiTransport::send(int to, SharedBytes message) {
     throw;
   }
   const SharedBytes& bytes = send_buffers_.back();
-  check_mpi(MPI_Isend(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, to, kTag,
+  check_mpi(mpi_isend(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, to, tag,
                       communicator_, &send_requests_.back()),
             "MPI_Isend");
-  finish_sends();  // after this one, which must go whatever has become of those before
+  has_sent_to_[static_cast<size_t>(to)] = true;
 }
 
 void MpiTransport::finish_sends() {
@@ -96,10 +135,11 @@ std::optional<MpiTransport::Matched> MpiTransport::match_next() {
   int found = 0;
   Matched next;
   MPI_Status status;
-  check_mpi(MPI_Improbe(MPI_ANY_SOURCE, kTag, communicator_, &found, &next.message, &status),
+  check_mpi(MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, communicator_, &found, &next.message, &status),
             "MPI_Improbe");
   if (found == 0) return std::nullopt;
   next.from = status.MPI_SOURCE;
+  next.is_last = status.MPI_TAG == kLastTag;
   check_mpi(MPI_Get_count(&status, MPI_BYTE, &next.bytes), "MPI_Get_count");
   if (next.bytes < 0 || static_cast<size_t>(next.bytes) > kMessageBytesMax) {
     throw Error(ErrorCode::Internal,
@@ -118,6 +158,7 @@ void MpiTransport::take_arrivals() {
     if (!matched_) break;
     Arrival arrival;
     arrival.from = matched_->from;
+    arrival.is_last = matched_->is_last;
     arrival.bytes.resize(static_cast<size_t>(matched_->bytes));
     Arrival& next = arrivals_.emplace_back(std::move(arrival));
     Matched matched = *std::exchange(matched_, std::nullopt);
@@ -140,7 +181,7 @@ std::optional<Transport::Message> MpiTransport::receive() {
   // A short message may be complete before a long one that the same rank sent earlier: it waits for
   // its turn.
   for (auto arrival = arrivals_.begin(); arrival != arrivals_.end(); ++arrival) {
-    if (!arrival->complete) continue;
+    if (!arrival->complete || arrival->is_last) continue;
     const auto same = [&](const Arrival& earlier) { return earlier.from == arrival->from; };
     if (std::any_of(arrivals_.begin(), arrival, same)) continue;
     Message message = {arrival->from, std::move(arrival->bytes)};

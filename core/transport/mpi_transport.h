@@ -20,7 +20,8 @@ namespace horon::core {
 class MpiTransport final : public Transport {
  public:
   MpiTransport(const MpiBootstrap& bootstrap, const WaitPolicy& policy);
-  // Messages that have not left may be lost: first call flushed() until it is true.
+  // Waits, for at most a second, until all ranks end theirs and nothing is under way between them.
+  // Whatever has not been received is lost.
   ~MpiTransport() override;
 
   int rank() const override { return rank_; }
@@ -34,8 +35,8 @@ class MpiTransport final : public Transport {
   void wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) override;
   Doorbell& doorbell() noexcept override { return doorbell_; }
   WaitPolicy wait_policy() const noexcept override { return policy_; }
-  // Keeps the communicator for ever: if it were freed, a late message would go to a later
-  // communicator, to which MPI gives the same number.
+  // The end waits for nobody, and keeps the communicator for ever: if it were freed, a late message
+  // would go to a later communicator, to which MPI gives the same number.
   void abandon() noexcept override { abandoned_ = true; }
 
  private:
@@ -44,14 +45,21 @@ class MpiTransport final : public Transport {
     MPI_Request request = MPI_REQUEST_NULL;
     Bytes bytes;
     bool complete = false;
+    bool is_last = false;  // its rank is in its destructor
   };
 
   struct Matched {
     int from = 0;
     int bytes = 0;
+    bool is_last = false;
     MPI_Message message = MPI_MESSAGE_NULL;
   };
 
+  using Isend = decltype(MPI_Isend);
+
+  // Receives and drops what the others have sent. False: something may still be under way.
+  bool settle() noexcept;
+  void isend(Isend* mpi_isend, int tag, int to, SharedBytes message);
   void finish_sends();
   std::optional<Matched> match_next();
   void take_arrivals();
@@ -62,6 +70,7 @@ class MpiTransport final : public Transport {
   bool abandoned_ = false;
   int rank_ = 0;
   int size_ = 1;
+  std::vector<bool> has_sent_to_;  // [rank]
   std::vector<MPI_Request> send_requests_;
   // [request]. Several sends may read one payload at a time, since MPI 2.2.
   std::vector<SharedBytes> send_buffers_;

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <thread>
 
 #include <climits>
 #include <gmock/gmock.h>
@@ -170,6 +171,41 @@ TEST(MpiTransport, WhatAFailedJobLeavesReachesNoLaterOne) {
   }
   while (!later.flushed()) continue;
   MPI_Barrier(bootstrap.communicator());
+}
+
+// Nothing has failed, but one rank answers a question that was asked just before the end.
+TEST(MpiTransport, WhatComesLateReachesNoLaterOne) {
+  const MpiLibrary library;
+  const MpiBootstrap bootstrap(library);
+  const int last = test_size() - 1;
+  if (last == 0) GTEST_SKIP() << "needs a second rank";
+  auto transport = std::make_unique<MpiTransport>(bootstrap, WaitPolicy());
+  if (test_rank() == 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the others are at their end
+    transport->send(last, Bytes(9, std::byte{1}));
+  }
+  transport.reset();
+  // While MPI makes a communicator, it would drop the message.
+  if (test_rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  MpiTransport later(bootstrap, {});
+  if (test_rank() == 0) later.send(last, Bytes(9, std::byte{2}));
+  while (test_rank() == last) {
+    const std::optional<Transport::Message> message = later.receive();
+    if (!message) continue;
+    EXPECT_EQ(message->bytes.front(), std::byte{2});
+    break;
+  }
+  while (!later.flushed()) continue;
+}
+
+// A rank that does not come to its end, as it is stopped, keeps the others for a moment only.
+TEST(MpiTransport, TheEndWaitsForNobodyForEver) {
+  const MpiLibrary library;
+  const MpiBootstrap bootstrap(library);
+  auto transport = std::make_unique<MpiTransport>(bootstrap, WaitPolicy());
+  if (test_rank() != 0) transport.reset();
+  MPI_Barrier(bootstrap.communicator());
+  transport.reset();
 }
 
 TEST(MpiTransport, RefusesMessagesThatAreTooLong) {
