@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <thread>
 
 #include <ATen/Parallel.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -14,23 +15,53 @@
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 
+// Null where LibTorch is built without MKL.
+extern "C" __attribute__((weak)) int MKL_Get_Max_Threads();
+extern "C" __attribute__((weak)) int MKL_Set_Num_Threads_Local(int threads);
+
 namespace horon {
 namespace {
 
 using core::concat;
 
+// Where the program has chosen no number of threads, LibTorch takes that of MKL: the physical
+// cores, but one thread in a process of Open MPI or Intel MPI (by OMPI_COMM_WORLD_LOCAL_SIZE and
+// MPI_LOCALNRANKS). A new thread, for which MKL is told another number, shows whose number it is.
+bool is_number_of_mkl(int threads) {
+  if (MKL_Get_Max_Threads == nullptr || MKL_Set_Num_Threads_Local == nullptr) return false;
+  const int other = threads + 1;
+  int of_mkl = 0;
+  int found = 0;
+  std::thread([&] {
+    of_mkl = MKL_Get_Max_Threads();
+    MKL_Set_Num_Threads_Local(other);
+    found = at::get_num_threads();
+  }).join();
+  return found == other && of_mkl == threads;
+}
+
+bool has_chosen_threads(const core::CpuShare& share) {
+  for (const char* name : {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}) {
+    if (core::environment_has(name)) return true;
+  }
+  const int threads = at::get_num_threads();
+  return threads != share.visible && !is_number_of_mkl(threads);
+}
+
 void divide_cores() {
   const core::Config& config = ops::runtime().config();
-  const auto [cores, sharers] = ops::cpu_share();
+  const core::CpuShare& share = ops::cpu_share();
   int threads = static_cast<int>(config.threads);
   std::string reason = "HORON_THREADS";
   if (threads == 0) {
-    const bool chosen_by_user =
-        core::environment_has("OMP_NUM_THREADS") || at::get_num_threads() != cores;
-    if (chosen_by_user || sharers <= 1) return;
-    threads = std::max(1, cores / sharers);
-    reason = concat(cores, cores == 1 ? " core" : " cores", " shared by ", sharers,
-                    " ranks; set OMP_NUM_THREADS or HORON_THREADS to change it");
+    if (has_chosen_threads(share) || share.cores == 0) return;
+    const int cores = share.by_quota ? share.cores : share.physical;
+    threads = std::max(1, cores / share.sharers);
+    if (threads == at::get_num_threads()) return;
+    reason = concat(share.by_quota ? "a control group's CPU quota of " : "", cores,
+                    cores == 1 ? " core" : " cores",
+                    share.sharers > 1 ? concat(" shared by ", share.sharers, " ranks") : "",
+                    "; set OMP_NUM_THREADS or HORON_THREADS to change it");
   }
   at::set_num_threads(threads);
   if (ops::runtime().topology().rank == 0) {

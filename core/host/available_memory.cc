@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "horon/core/base/text.h"
+#include "horon/core/host/control_groups.h"
 
 namespace horon::core {
 namespace {
@@ -53,32 +54,17 @@ void take_host(const std::string& proc, AvailableMemory& least) {
   if (kilobytes > 0) least = {kilobytes * kKilobyte, "on this host"};
 }
 
-void take_group(const fs::path& folder, const std::string& name, const GroupFiles& files,
-                AvailableMemory& least) {
-  const std::optional<size_t> limit = number_in(folder / files.limit);
-  const std::optional<size_t> used = number_in(folder / files.used);
+void take_group(const ControlGroup& group, AvailableMemory& least) {
+  const GroupFiles& files = group.version == 2 ? kVersion2 : kVersion1;
+  const std::optional<size_t> limit = number_in(group.folder / files.limit);
+  const std::optional<size_t> used = number_in(group.folder / files.used);
   if (!limit || !used) return;
-  const size_t reclaimable = sum_in(folder / "memory.stat", files.files);
+  const size_t reclaimable = sum_in(group.folder / "memory.stat", files.files);
   const size_t kept = *used > reclaimable ? *used - reclaimable : 0;
   const size_t left = *limit > kept ? *limit - kept : 0;
   if (left < least.bytes) {
-    least = {left, concat("of the limit of its control group ", name, " (cgroup)")};
+    least = {left, concat("of the limit of its control group ", group.name, " (cgroup)")};
   }
-}
-
-// A group's limit holds for all groups below it. In a container the path may be the host's, while
-// only the container's own group is mounted: then only the root is there.
-void take_groups(const fs::path& mounted, std::string path, const GroupFiles& files,
-                 AvailableMemory& least) {
-  for (;;) {
-    take_group(mounted / fs::path(path).relative_path(), path, files, least);
-    if (path.size() <= 1) return;
-    path = fs::path(path).parent_path().string();
-  }
-}
-
-bool has_memory(std::string_view controllers) {
-  return concat(",", controllers, ",").find(",memory,") != std::string::npos;
 }
 
 }  // namespace
@@ -86,19 +72,8 @@ bool has_memory(std::string_view controllers) {
 AvailableMemory available_memory(const std::string& proc, const std::string& groups) {
   AvailableMemory least{std::numeric_limits<size_t>::max(), ""};
   take_host(proc, least);
-  // "0::/path" (version 2) or "4:memory,x:/path" (version 1)
-  std::ifstream memberships(fs::path(proc) / "self" / "cgroup");
-  for (std::string line; std::getline(memberships, line);) {
-    const size_t first = line.find(':');
-    const size_t second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const std::string path = line.substr(second + 1);
-    if (controllers.empty()) {
-      take_groups(groups, path, kVersion2, least);
-    } else if (has_memory(controllers)) {
-      take_groups(fs::path(groups) / "memory", path, kVersion1, least);
-    }
+  for (const ControlGroup& group : control_groups("memory", proc, groups)) {
+    take_group(group, least);
   }
   return least;
 }

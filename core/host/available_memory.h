@@ -14,8 +14,7 @@ struct AvailableMemory {
   std::string where;
 };
 
-// A file that can't be read sets no limit. The folders are those of proc(5) and cgroups(7); control
-// groups of version 1 and 2. Any thread.
+// A file that can't be read sets no limit. As control_groups() says. Any thread.
 AvailableMemory available_memory(const std::string& proc = "/proc",
                                  const std::string& groups = "/sys/fs/cgroup");
 

@@ -13,9 +13,9 @@
 
 #include "horon/core/base/config.h"
 #include "horon/core/base/timeline.h"
-#include "horon/core/bootstrap/cpu_share.h"
 #include "horon/core/bootstrap/mpi_bootstrap.h"
 #include "horon/core/execution/op_table.h"
+#include "horon/core/host/cpu_share.h"
 #include "horon/core/runtime/runtime.h"
 #include "horon/ops/communicator/communicator_maker.h"
 #include "horon/ops/nccl/job_gpu.h"

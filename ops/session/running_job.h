@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "horon/core/bootstrap/cpu_share.h"
+#include "horon/core/host/cpu_share.h"
 #include "horon/core/runtime/runtime.h"
 #include "horon/ops/nccl/job_gpu.h"
 #include "horon/ops/session/call_counts.h"

@@ -34,9 +34,9 @@ horon_test(local_group_test
                  core/host/refused_memory_test.cc)
 horon_test(local_subgroup_test FILES core/host/local_subgroup_test.cc)
 horon_test(shared_heap_test
-           FILES core/host/available_memory_test.cc core/host/named_file_test.cc
-                 core/host/scarce_memory_test.cc core/host/shared_heap_test.cc
-                 core/host/shared_segment_test.cc)
+           FILES core/host/available_memory_test.cc core/host/cpu_share_test.cc
+                 core/host/named_file_test.cc core/host/scarce_memory_test.cc
+                 core/host/shared_heap_test.cc core/host/shared_segment_test.cc)
 horon_test(shared_memory_transport_test FILES core/transport/shared_memory_transport_test.cc)
 horon_test(executor_test
            FILES core/execution/block_layout_test.cc core/execution/chunked_batch_test.cc

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <sched.h>
 #include <thread>
 #include <vector>
@@ -17,6 +18,8 @@
 #include <mpi.h>
 
 #include "horon/core/base/version.h"
+#include "horon/core/host/cpu_quota.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/support/mpi_main.h"
 #include "horon/torch_bindings/collectives/collectives.h"
@@ -171,7 +174,10 @@ TEST(Threads, AreDividedWhereTheUserHasNotChosen) {
   unsetenv("OMP_NUM_THREADS");
   at::set_num_threads(cores);
   init();
-  EXPECT_EQ(at::get_num_threads(), local_size() == 1 ? cores : std::max(1, cores / local_size()));
+  const std::optional<core::CpuQuota> quota = core::cpu_quota();
+  const int physical = ops::cpu_share().physical;
+  const int shared = quota ? std::clamp(static_cast<int>(quota->cores), 1, cores) : physical;
+  EXPECT_EQ(at::get_num_threads(), std::max(1, shared / local_size()));
   shutdown();
 }
 

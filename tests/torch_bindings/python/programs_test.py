@@ -59,6 +59,11 @@ def write_images(folder):
                 file.write(head + bytes(content))
 
 
+def has_hardware_threads():
+    siblings = pathlib.Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
+    return siblings.exists() and siblings.read_text().strip() != "0"
+
+
 class Programs(unittest.TestCase):
     def test_traps(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -66,6 +71,25 @@ class Programs(unittest.TestCase):
         self.assertEqual(code, 0, output)
         for rank in range(2):
             self.assertIn(f"[{rank}] Ctrl-C is answered in backward", output)
+
+    def test_a_rank_has_its_share_of_the_cores(self):
+        """MKL gives a process of Open MPI one thread of its own accord."""
+        program = ("import sys, torch, horon.torch as hvd\n"
+                   "if len(sys.argv) > 1: torch.set_num_threads(int(sys.argv[1]))\n"
+                   "hvd.init()\n"
+                   "print(f'has {torch.get_num_threads()} threads', flush=True)\n")
+        cores = len(os.sched_getaffinity(0))
+        for ranks in (1, 2):
+            for chosen in ([], ["1"], ["3"]):
+                code, output = run_command(
+                    [LAUNCHER, str(ranks), "env", "-u", "OMP_NUM_THREADS", "-u", "MKL_NUM_THREADS",
+                     sys.executable, "-c", program, *chosen])
+                self.assertEqual(code, 0, output)
+                share = max(1, cores // ranks)
+                if not chosen and ("CPU quota" in output or has_hardware_threads()):
+                    continue
+                self.assertEqual(output.count(f"has {chosen[0] if chosen else share} threads"),
+                                 ranks, output)
 
     def test_calls_and_training_on_the_devices_that_there_are(self):
         code, output = run(HERE / "on_devices.py")

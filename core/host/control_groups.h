@@ -1,0 +1,26 @@
+// The control groups of this process (cgroups(7)), by which containers and batch systems limit what
+// it may use. Versions 1 and 2.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace horon::core {
+
+struct ControlGroup {
+  std::filesystem::path folder;  // of its files
+  std::string name;              // "/job_7"
+  int version = 2;
+};
+
+// The groups of this controller ("memory", "cpu") that this process is in: its own, and all above
+// it, whose limits hold for it too. In a container a name may be the host's, while only the
+// container's own group is mounted: then only the last one, "/", has files. A file that can't be
+// read names no groups. The folders are those of proc(5) and cgroups(7). Any thread.
+std::vector<ControlGroup> control_groups(std::string_view controller, const std::string& proc,
+                                         const std::string& groups);
+
+}  // namespace horon::core
