@@ -332,6 +332,7 @@ if(HORON_WITH_IMAGES)  # whose writers make the test's images
   find_package(JPEG REQUIRED)
   find_package(PNG REQUIRED)
   torch_test(data/datasets_test LIBS JPEG::JPEG PNG::PNG)
+  torch_test(data/image_views_test LIBS PNG::PNG)
 endif()
 find_package(ZLIB REQUIRED)
 torch_test(data/idx_dataset_test LIBS ZLIB::ZLIB)

@@ -100,10 +100,13 @@ std::vector<FoundCheckpoint> best_first(std::vector<FoundCheckpoint> found, bool
 namespace {
 
 // Removes the checkpoints that are not kept. `last` 0: all stay.
-void prune_folder(const std::string& folder, size_t last, size_t best, bool lowest) {
+void prune_folder(const std::string& folder, size_t last, size_t best, bool lowest,
+                  const DamagedCheckpoints& damaged) {
   if (last == 0) return;
   std::vector<FoundCheckpoint> found = list_checkpoints(folder);
-  std::erase_if(found, [](const FoundCheckpoint& one) { return !one.problem.empty(); });
+  std::erase_if(found, [&](const FoundCheckpoint& one) {
+    return !one.problem.empty() || damaged.contains(one.path);
+  });
   std::set<std::string> kept;
   for (size_t i = 0; i < std::min(last, found.size()); ++i) kept.insert(found[i].path);
   const std::vector<FoundCheckpoint> ordered = best_first(found, lowest);
@@ -117,13 +120,15 @@ void prune_folder(const std::string& folder, size_t last, size_t best, bool lowe
 }  // namespace
 
 void add_to_folder(const std::string& folder, CheckpointLabel label, const c10::IValue& content,
-                   const CheckpointOptions& options) {
+                   const CheckpointOptions& options, DamagedCheckpoints& damaged) {
   for (const FoundCheckpoint& one : list_checkpoints(folder)) {
     label.number = std::max(label.number, one.label.number + 1);
   }
-  write_checkpoint_file(checkpoint_path(folder, label.step), label, content);
+  const std::string path = checkpoint_path(folder, label.step);
+  write_checkpoint_file(path, label, content);
+  damaged.erase(path);
   prune_folder(folder, options.keep_last, options.keep_best,
-               options.best == CheckpointOptions::Best::Lowest);
+               options.best == CheckpointOptions::Best::Lowest, damaged);
 }
 
 }  // namespace horon::torch_detail

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -35,9 +36,13 @@ std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder);
 // metric that is a number, the best first; of equal ones the newest.
 std::vector<FoundCheckpoint> best_first(std::vector<FoundCheckpoint> found, bool lowest);
 
+// Paths of those that could not be read, or not whole.
+using DamagedCheckpoints = std::set<std::string>;
+
 // Writes a checkpoint, the newest one by the number of its label, and removes those that the
-// options don't keep. Files without a readable label stay.
+// options don't keep. Files without a readable label stay, and `damaged` ones, which the written
+// one is no more; neither take the place of one that is kept.
 void add_to_folder(const std::string& folder, CheckpointLabel label, const c10::IValue& content,
-                   const CheckpointOptions& options);
+                   const CheckpointOptions& options, DamagedCheckpoints& damaged);
 
 }  // namespace horon::torch_detail

@@ -106,7 +106,7 @@ class Checkpoints::Impl {
     const auto opened = together("Checkpoints::load", [&]() -> std::optional<OpenedCheckpoint> {
       finish();
       if (!is_writer()) return std::nullopt;
-      std::optional<OpenedCheckpoint> first = torch_detail::open_first(find(), sought, advice);
+      auto first = torch_detail::open_first(find(), sought, advice, damaged_);
       own_header = torch_detail::header_of(first);
       return first;
     });
@@ -229,7 +229,7 @@ class Checkpoints::Impl {
     writer_ = std::thread([this, label, content] {
       try {
         if (!std::exchange(tidied_, true)) torch_detail::remove_unfinished(folder_);
-        torch_detail::add_to_folder(folder_, label, content, options_);
+        torch_detail::add_to_folder(folder_, label, content, options_, damaged_);
       } catch (...) {
         failure_ = core::current_error();
       }
@@ -330,6 +330,7 @@ class Checkpoints::Impl {
   std::thread writer_;            // on the writer; it alone uses what follows while it runs
   std::optional<Error> failure_;  // of the last file
   bool tidied_ = false;           // what an earlier job has left unfinished is gone
+  torch_detail::DamagedCheckpoints damaged_;  // that load() has found
 };
 
 Checkpoints::Checkpoints(std::string folder, const CheckpointOptions& options)

@@ -59,6 +59,7 @@ struct CheckpointOptions {
   enum class Best : uint8_t { Lowest, Highest };
 
   // Files that are kept: the newest ones (0: all), and the ones with the best metric beside them.
+  // One that this object's load_latest() or load() has found damaged stays, but does not count.
   size_t keep_last = 3;
   size_t keep_best = 1;
   Best best = Best::Lowest;

@@ -35,13 +35,15 @@ OpenedCheckpoint open_checkpoint(const std::string& path) {
 }  // namespace
 
 std::optional<OpenedCheckpoint> open_first(const std::vector<FoundCheckpoint>& candidates,
-                                           std::string_view sought, std::string_view advice) {
+                                           std::string_view sought, std::string_view advice,
+                                           DamagedCheckpoints& damaged) {
   std::string problems;
   for (const FoundCheckpoint& candidate : candidates) {
     std::string problem = candidate.problem;
     try {
       if (problem.empty()) {
         OpenedCheckpoint opened = open_checkpoint(candidate.path);
+        damaged.erase(candidate.path);
         if (!problems.empty()) {
           core::log(core::LogLevel::Warn, concat(problems, "; loading ", opened.path, " instead"));
         }
@@ -50,6 +52,7 @@ std::optional<OpenedCheckpoint> open_first(const std::vector<FoundCheckpoint>& c
     } catch (const Error& error) {
       problem = error.what();
     }
+    damaged.insert(candidate.path);
     problems += concat(problems.empty() ? "" : "; ", problem);
   }
   if (!problems.empty()) {

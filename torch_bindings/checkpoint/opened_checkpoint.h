@@ -30,9 +30,11 @@ struct OpenedCheckpoint {
 
 // Opens the first of these that can be read; what is wrong with those before it goes to the log. If
 // none can be read, throws Error(OperationFailed) that says what was sought ("checkpoint"), names
-// all and ends with `advice`. Returns nothing if there are no candidates.
+// all and ends with `advice`. Returns nothing if there are no candidates. Adds to `damaged` those
+// that can't be read, and takes from it the one that can.
 std::optional<OpenedCheckpoint> open_first(const std::vector<FoundCheckpoint>& candidates,
-                                           std::string_view sought, std::string_view advice);
+                                           std::string_view sought, std::string_view advice,
+                                           DamagedCheckpoints& damaged);
 
 // The content of a file of so many ranks, without kRanks. On the writer.
 c10::impl::GenericDict content_of(const NamedParts& parts,

@@ -73,20 +73,19 @@ at::Tensor column(const std::array<double, 3>& numbers) {
   return at::tensor(at::ArrayRef<double>(numbers)).to(at::kFloat).view({3, 1, 1});
 }
 
-// uint8 [3, rows, columns] to float32 [3, size, size].
+// uint8 [3, rows, columns] to float32 [3, size, size]. The longer side is rounded down, and a place
+// between two pixels to the even one, as torchvision's Resize and CenterCrop do.
 at::Tensor resized_middle(const at::Tensor& image, int64_t resize, int64_t size) {
   const int64_t rows = image.size(1);
   const int64_t columns = image.size(2);
-  const double scale = static_cast<double>(resize) / static_cast<double>(std::min(rows, columns));
-  const auto scaled = [&](int64_t extent) {
-    return static_cast<int64_t>(std::lround(static_cast<double>(extent) * scale));
+  const auto scaled = [&](int64_t extent) { return resize * extent / std::min(rows, columns); };
+  const auto begin = [&](int64_t extent) {
+    return static_cast<int64_t>(std::nearbyint(static_cast<double>(extent - size) / 2));
   };
   at::Tensor pixels = image.to(at::kFloat).unsqueeze(0);
   pixels = at::_upsample_bilinear2d_aa(pixels, {scaled(rows), scaled(columns)}, false, std::nullopt,
                                        std::nullopt);
-  return pixels[0]
-      .narrow(1, (pixels.size(2) - size) / 2, size)
-      .narrow(2, (pixels.size(3) - size) / 2, size);
+  return pixels[0].narrow(1, begin(pixels.size(2)), size).narrow(2, begin(pixels.size(3)), size);
 }
 
 }  // namespace

@@ -28,12 +28,22 @@ class ImageFolder
  public:
   struct Options {
     // The shorter side is made `resize` pixels long (bilinear, smoothed), then the middle of `size`
-    // x `size` pixels is cut out.
+    // x `size` pixels is cut out, as torchvision's Resize and CenterCrop do.
     int64_t resize = 256;
     int64_t size = 224;
     // Replaces resizing and cutting: gets an image, uint8 [3, rows, columns], and its index, and
     // returns one of the same shape for all images. For random crops and flips. Called by the
-    // threads of the loader, several at a time.
+    // threads of the loader, several at a time. Random numbers are seeded by the index and the
+    // epoch, or each epoch repeats the same crops; copies of a sampler are in the same epoch:
+    //
+    //   const horon::DistributedRandomSampler sampler(*horon::ImageFolder("train").size());
+    //   horon::ImageFolder::Options options;
+    //   options.transform = [sampler](const at::Tensor& image, size_t index) {
+    //     std::seed_seq seeds{sampler.epoch(), index};
+    //     std::mt19937 random(seeds);
+    //     std::uniform_int_distribution<int64_t> row(0, image.size(1) - 224);
+    //     return image.narrow(1, row(random), 224).narrow(2, 0, 224);
+    //   };
     std::function<at::Tensor(const at::Tensor& image, size_t index)> transform = {};
     // Then pixels are divided by 255, and (x - mean) / deviation, for red, green and blue.
     std::array<double, 3> mean = {0.485, 0.456, 0.406};  // those of ImageNet

@@ -18,8 +18,10 @@
 //    for batches that are being read.
 //
 // Each thread has a copy of the dataset of its own, as in LibTorch's loader. What draws random
-// numbers in a dataset should take a generator of its own, seeded by the sample's number: the
-// default generator of LibTorch is that of the training, and threads take from it in any order.
+// numbers in a dataset should take a generator of its own, seeded by the sample's number and the
+// epoch (image_folder.h has an example): the default generator of LibTorch is that of the training,
+// and threads take from it in any order. The epoch is epoch() of the program's copy of the sampler,
+// which stays the same while threads read. Without it each epoch repeats the same crops.
 //
 // The loader belongs to one thread at a time.
 #pragma once
@@ -36,12 +38,13 @@
 #include "horon/core/base/error.h"
 #include "horon/torch_bindings/data/prefetcher.h"
 #include "horon/torch_bindings/data/samplers.h"
+#include "horon/torch_bindings/tensors/thread_cores.h"
 
 namespace horon {
 
 struct PrefetchOptions {
   size_t batch_size = 1;
-  size_t threads = 1;  // that read batches
+  size_t threads = 1;  // that read batches; each reads with one core
   size_t ahead = 2;    // batches that are read or being read, and not handed out; bounds the memory
 };
 
@@ -164,6 +167,7 @@ class PrefetchLoader {
     SamplerPosition place;
     if constexpr (kResumes) place = sampler_.position();
     return [this, place, request = *std::move(request)](size_t thread) {
+      torch_detail::use_one_core();
       return Read{datasets_[thread].get_batch(request), place};
     };
   }

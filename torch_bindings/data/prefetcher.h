@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "horon/core/base/blocked_signals.h"
+
 namespace horon::torch_detail {
 
 // One thread at a time calls next(), wait_seconds() and the destructor.
@@ -30,6 +32,7 @@ class Prefetcher {
   // Starts. Up to `ahead` items have been drawn and not handed out at any time. Both at least 1.
   Prefetcher(Draw draw, size_t threads, size_t ahead) : draw_(std::move(draw)), ahead_(ahead) {
     try {
+      const core::BlockedSignals blocked;  // the threads inherit them
       for (size_t i = 0; i < threads; ++i) threads_.emplace_back([this, i] { run(i); });
     } catch (...) {
       stop();

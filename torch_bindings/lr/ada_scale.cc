@@ -58,13 +58,19 @@ void check_options(const AdaScaleOptions& options, ReduceOp op) {
   }
 }
 
-// Two AdaScales of one optimizer would set the learning rates in turn, and both would be wrong.
-std::shared_ptr<void> claim(const torch_detail::ScaledSteps* optimizer) {
-  struct Claims {
-    std::mutex mutex;
-    std::set<const torch_detail::ScaledSteps*> optimizers;
-  };
+struct Claims {
+  std::mutex mutex;
+  std::set<const ::torch::optim::Optimizer*> optimizers;
+};
+
+std::shared_ptr<Claims> all_claims() {
   static const auto claims = std::make_shared<Claims>();
+  return claims;
+}
+
+// Two AdaScales of one optimizer would set the learning rates in turn, and both would be wrong.
+std::shared_ptr<void> claim(const ::torch::optim::Optimizer* optimizer) {
+  std::shared_ptr<Claims> claims = all_claims();
   const std::lock_guard lock(claims->mutex);
   if (!claims->optimizers.insert(optimizer).second) {
     refuse_ada_scale("this optimizer has one already; destroy that one first");
@@ -77,9 +83,15 @@ std::shared_ptr<void> claim(const torch_detail::ScaledSteps* optimizer) {
 
 }  // namespace
 
+bool torch_detail::has_ada_scale(const ::torch::optim::Optimizer& optimizer) {
+  const std::shared_ptr<Claims> claims = all_claims();
+  const std::lock_guard lock(claims->mutex);
+  return claims->optimizers.contains(&optimizer);
+}
+
 AdaScale::AdaScale(Parts parts, lr::Schedule schedule, AdaScaleOptions options)
     : parts_(std::move(parts)),
-      only_one_(claim(parts_.scaling)),
+      only_one_(claim(parts_.optimizer)),
       schedule_(std::move(schedule)),
       options_(std::move(options)) {
   check_options(options_, parts_.gradients().op);

@@ -34,6 +34,7 @@
 
 namespace horon {
 
+class ReduceLrOnPlateau;
 namespace amp {
 class GradScaler;
 }
@@ -72,7 +73,8 @@ struct AdaScaleOptions {
 //
 // A step in which the gradients can't be told apart (a gradient came after its bucket; more than
 // one reduction in the step; NaN) has the gain of the steps before it. Not together with
-// set_weight(): the ranks' gradients count alike.
+// set_weight(): the ranks' gradients count alike. Nor with an LrScheduler of the same optimizer,
+// whose learning rates would be replaced in each step. A ReduceLrOnPlateau is given the AdaScale.
 class AdaScale {
  public:
   // Constructed in the same order on all ranks, as a reducer is. The optimizer outlives it, and has
@@ -154,6 +156,7 @@ class AdaScale {
   AdaScale(Parts parts, lr::Schedule schedule, AdaScaleOptions options);
 
   friend class amp::GradScaler;
+  friend class ReduceLrOnPlateau;
   void make_step();
   // Forgets what was measured in a step that the GradScaler has left out.
   void forget_round();
@@ -176,6 +179,11 @@ class AdaScale {
   std::map<int64_t, at::Tensor> of_reduced_;  // the same of the reduced ones
   GradientStatistics seen_;
 };
+
+namespace torch_detail {
+// Whether an AdaScale sets this optimizer's learning rates now.
+bool has_ada_scale(const ::torch::optim::Optimizer& optimizer);
+}  // namespace torch_detail
 
 ::torch::serialize::OutputArchive& operator<<(::torch::serialize::OutputArchive& archive,
                                               const AdaScale& ada_scale);

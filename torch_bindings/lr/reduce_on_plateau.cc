@@ -13,6 +13,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/parse_number.h"
 #include "horon/core/base/text.h"
+#include "horon/torch_bindings/lr/ada_scale.h"
 #include "horon/torch_bindings/lr/schedule.h"
 
 namespace horon {
@@ -88,8 +89,12 @@ ReduceLrOnPlateau::ReduceLrOnPlateau(::torch::optim::Optimizer& optimizer,
       decisions_("plateau", options_.name, options_.agree_on, options_.process_set,
                  shown(options_)),
       state_{.best = worst(options_.better)} {
+  require_no_ada_scale();
   require_min_lr_for(rates().size());
 }
+
+ReduceLrOnPlateau::ReduceLrOnPlateau(AdaScale& ada_scale, ReduceLrOnPlateauOptions options)
+    : ReduceLrOnPlateau(*ada_scale.scheduler_, std::move(options)) {}
 
 ReduceLrOnPlateau::ReduceLrOnPlateau(LrScheduler& scheduler, ReduceLrOnPlateauOptions options)
     : scheduler_(&scheduler),
@@ -106,6 +111,13 @@ void ReduceLrOnPlateau::require_min_lr_for(size_t groups) const {
                  " parameter groups; give one for all, or one for each");
 }
 
+// It would set the learning rates again in its next step, from its own.
+void ReduceLrOnPlateau::require_no_ada_scale() const {
+  if (optimizer_ == nullptr || !torch_detail::has_ada_scale(*optimizer_)) return;
+  refuse_plateau("an AdaScale sets the learning rates of this optimizer; give the AdaScale in ",
+                 "the place of the optimizer");
+}
+
 std::vector<double> ReduceLrOnPlateau::rates() const {
   if (scheduler_ != nullptr) return scheduler_->base_learning_rates();
   return LrScheduler(*optimizer_, lr::constant()).base_learning_rates();
@@ -120,6 +132,7 @@ void ReduceLrOnPlateau::set_rates(const std::vector<double>& rates) {
 }
 
 bool ReduceLrOnPlateau::step(double value) {
+  require_no_ada_scale();
   const std::vector<double> before = rates();
   const torch_detail::AgreedDecision decision =
       decisions_.agree({.value = value, .count = state_.checks, .state = to_bytes(state_, before)});

@@ -15,6 +15,8 @@
 //
 //   horon::LrScheduler scheduler(optimizer, horon::lr::warm_up(500, 0.1));
 //   horon::ReduceLrOnPlateau plateau(scheduler);
+//
+// An AdaScale, which has a schedule too, is given in the place of its optimizer likewise.
 #pragma once
 
 #include <cstddef>
@@ -27,6 +29,8 @@
 #include "horon/torch_bindings/lr/lr_scheduler.h"
 
 namespace horon {
+
+class AdaScale;
 
 enum class ThresholdMode : uint8_t {
   Relative,  // a share of the best value; for values from 0 up
@@ -49,12 +53,14 @@ struct ReduceLrOnPlateauOptions {
 // One thread at a time.
 class ReduceLrOnPlateau {
  public:
-  // The optimizer, or the scheduler and its optimizer, outlive it. With the optimizer alone it
-  // lowers the learning rates that the groups have then; no LrScheduler may set them too. Throws
-  // Error(InvalidArgument): an option out of its range, an optimizer without a learning rate.
+  // The optimizer, the scheduler or the AdaScale outlives it. With the optimizer alone it lowers
+  // the learning rates that the groups have then; no LrScheduler may set them too. Throws
+  // Error(InvalidArgument): an option out of its range, an optimizer without a learning rate, or
+  // with an AdaScale (step() throws then too).
   explicit ReduceLrOnPlateau(::torch::optim::Optimizer& optimizer,
                              ReduceLrOnPlateauOptions options = {});
   explicit ReduceLrOnPlateau(LrScheduler& scheduler, ReduceLrOnPlateauOptions options = {});
+  explicit ReduceLrOnPlateau(AdaScale& ada_scale, ReduceLrOnPlateauOptions options = {});
 
   // Call it after each evaluation. Returns whether it has lowered a learning rate, the same on all
   // ranks. A NaN is no improvement. Collective. Ranks that come back from join() go on with the
@@ -85,6 +91,7 @@ class ReduceLrOnPlateau {
   };
 
   void require_min_lr_for(size_t groups) const;
+  void require_no_ada_scale() const;
   bool is_improvement(double value, double best) const;
   bool lower(std::vector<double>& rates) const;
   std::vector<double> rates() const;

@@ -45,7 +45,9 @@ std::string Auroc::description() const {
   const char* const average = options_.average == Average::Macro      ? "macro"
                               : options_.average == Average::Weighted ? "weighted"
                                                                       : "per class";
-  return core::concat(kAuroc, " of ", options_.classes, " classes, ", average);
+  return core::concat(
+      kAuroc, " of ", options_.classes, " classes, ", average,
+      options_.ignore_target ? core::concat(", without target ", *options_.ignore_target) : "");
 }
 
 void Auroc::add_batch(MetricState& state, const at::Tensor& predictions,
@@ -60,9 +62,10 @@ void Auroc::add_batch(MetricState& state, const at::Tensor& predictions,
                        core::shape_text(predictions.sizes()), " and targets have the shape ",
                        core::shape_text(targets.sizes()), "; give scores of a floating type, ",
                        binary ? "in the shape of the targets" : "[n, classes], and targets [n]"));
-  const Targets labels = targets_of(targets.cpu(), {.classes = options_.classes}, kAuroc);
+  const Targets labels =
+      targets_of(targets.cpu(),
+                 {.classes = options_.classes, .ignore_target = options_.ignore_target}, kAuroc);
   state.counts = labels.bad.sum().reshape({1});
-  const at::Tensor good = labels.bad.logical_not();
   if (binary) {
     // Travels without labels: one list of positive, one of negative scores.
     const at::Tensor scores = kept(predictions);
@@ -70,6 +73,7 @@ void Auroc::add_batch(MetricState& state, const at::Tensor& predictions,
     state.lists[1].push_back(scores.masked_select(labels.label.eq(0)));
   } else {
     const at::Tensor rows = kept(predictions).view({-1, options_.classes});
+    const at::Tensor good = labels.label.ne(options_.classes);
     state.lists[0].push_back(rows.masked_select(good.unsqueeze(1)));
     state.lists[1].push_back(labels.label.masked_select(good));
   }

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "horon/torch_bindings/metrics/classification.h"
@@ -22,7 +23,8 @@ namespace horon::metrics {
 
 struct AurocOptions {
   int64_t classes = 2;
-  Average average = Average::Macro;  // Macro, Weighted (by positive samples) or PerClass
+  Average average = Average::Macro;           // Macro, Weighted (by positive samples) or PerClass
+  std::optional<int64_t> ignore_target = {};  // targets that don't count, as -100
 };
 
 class Auroc : public PredictionMetric {

@@ -106,9 +106,10 @@ at::Tensor ClassRatio::value_of(const MetricTotals& totals) const {
   const at::Tensor of_class = ratio(hits, guessed, actual);
   if (options_.average == Average::PerClass) return of_class;
   if (options_.average == Average::Binary) return of_class[1].clone();
-  at::Tensor weights = options_.average == Average::Weighted
-                           ? actual.to(at::kDouble)
-                           : (guessed + actual).gt(0).to(at::kDouble);
+  at::Tensor weights = actual.to(at::kDouble);
+  if (options_.average == Average::Macro) {
+    weights = (options_.top_k == 1 ? guessed + actual : actual).gt(0).to(at::kDouble);
+  }
   weights = weights.masked_fill(of_class.isnan(), 0);
   return (of_class.nan_to_num(0) * weights).sum() / weights.sum();
 }
@@ -144,7 +145,8 @@ void ConfusionMatrix::add_batch(MetricState& state, const at::Tensor& prediction
 
 at::Tensor ConfusionMatrix::value_of(const MetricTotals& totals) const {
   const int64_t classes = options_.classes;
-  require_labels_in_range(totals.counts[classes * classes].item<int64_t>(), classes);
+  require_labels_in_range(totals.counts[classes * classes].item<int64_t>(), classes,
+                          ", or a NaN among its scores");
   const at::Tensor matrix = totals.counts.narrow(0, 0, classes * classes).view({classes, classes});
   if (options_.normalize == Normalize::None) return matrix.clone();
   const at::Tensor cells = matrix.to(at::kDouble);

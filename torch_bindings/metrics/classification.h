@@ -10,9 +10,9 @@
 // A sample with a NaN among its scores is predicted as no class: a miss.
 //
 // Undefined values: without any sample the value is NaN. 0/0 of a class (nothing was predicted as
-// it, say) is `zero_division`. A class without any target or prediction does not count in the macro
-// average, and is `zero_division` in PerClass. If `zero_division` is NaN, classes of 0/0 don't
-// count in averages.
+// it, say) is `zero_division`. A class without any target or prediction (with top_k above 1:
+// without any target) does not count in the macro average, and is `zero_division` in PerClass. If
+// `zero_division` is NaN, classes of 0/0 don't count in averages.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,8 @@ namespace horon::metrics {
 
 enum class Average : uint8_t {
   Binary,    // two classes: the value of class 1. Accuracy: as Micro
-  Micro,     // from the sums over all classes; of one label each, all four are the accuracy
+  Micro,     // from the sums over all classes: all four are the accuracy, unless a score is NaN
+             // (such a sample is in a, but in no g)
   Macro,     // the mean over classes
   Weighted,  // the same, weighted by the samples of each class
   PerClass,  // none: float64 [classes]

@@ -106,11 +106,11 @@ Labels labels_of(const at::Tensor& predictions, const at::Tensor& targets, const
   return {target, guess, hit, bad, bad.sum().reshape({1})};
 }
 
-void require_labels_in_range(int64_t left_out, int64_t classes) {
+void require_labels_in_range(int64_t left_out, int64_t classes, std::string_view or_else) {
   if (left_out == 0) return;
   throw Error(ErrorCode::InvalidArgument,
               concat(left_out, left_out == 1 ? " sample has" : " samples have",
-                     " a target or a prediction outside 0 to ", classes - 1,
+                     " a target or a prediction outside 0 to ", classes - 1, or_else,
                      "; give the right number of classes, or ignore_target for those that should "
                      "not count"));
 }

@@ -48,7 +48,8 @@ at::Tensor occurrences(const at::Tensor& labels, int64_t count);
 // [n, classes, ...] as [all samples, classes].
 at::Tensor rows_of_scores(const at::Tensor& scores);
 
-// Throws Error(InvalidArgument) if `left_out` is not 0.
-void require_labels_in_range(int64_t left_out, int64_t classes);
+// Throws Error(InvalidArgument) if `left_out` is not 0. `or_else`: what else may be the matter with
+// these samples.
+void require_labels_in_range(int64_t left_out, int64_t classes, std::string_view or_else = "");
 
 }  // namespace horon::metrics

@@ -130,6 +130,38 @@ TEST_F(CheckpointFile, FilesThatCanNotBeReadTakeNoPlaceOfTheKept) {
   barrier();
 }
 
+// Its label can be read, but not what is in it.
+TEST_F(CheckpointFile, OneThatWasFoundDamagedTakesNoPlaceOfTheKept) {
+  const auto file = [&](int step) { return torch_detail::checkpoint_path(folder_, step); };
+  const auto kept = [&] {
+    std::string steps;
+    for (const int step : {1, 2, 3, 4}) {
+      if (fs::exists(file(step))) steps += std::to_string(step);
+    }
+    barrier();
+    return steps;
+  };
+  Checkpoints checkpoints(folder_, {.keep_last = 2, .in_background = false});
+  for (const int step : {1, 2}) checkpoints.save(step);
+  if (rank() == 0) {
+    std::fstream damaged(file(2), std::ios::in | std::ios::out | std::ios::binary);
+    const auto middle = static_cast<std::streamoff>(fs::file_size(file(2)) / 2);
+    damaged.seekg(middle);
+    const char byte = static_cast<char>(damaged.get() ^ 1);
+    damaged.seekp(middle);
+    damaged.put(byte);
+  }
+  barrier();
+  const std::optional<LoadedCheckpoint> found = checkpoints.load_latest();
+  EXPECT_TRUE(found && found->step == 1);
+  checkpoints.save(3);
+  EXPECT_EQ(kept(), "123") << "the damaged one stays, but does not count";
+  checkpoints.save(4);
+  EXPECT_EQ(kept(), "234");
+  checkpoints.save(2);  // whole again
+  EXPECT_EQ(kept(), "24");
+}
+
 // As the first save() of another job in this folder, while this one writes.
 TEST_F(CheckpointFile, AJobThatTidiesUpLeavesWhatAnotherOneIsWriting) {
   if (rank() != 0) return;

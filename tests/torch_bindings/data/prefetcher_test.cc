@@ -2,6 +2,7 @@
 #include "horon/torch_bindings/data/prefetcher.h"
 
 #include <atomic>
+#include <csignal>
 #include <latch>
 #include <stdexcept>
 #include <string>
@@ -136,6 +137,17 @@ TEST(Prefetcher, EndsAtAnyTime) {
     }
     EXPECT_LE(done, round % 7 + 4) << "what was not begun is not done";
   }
+}
+
+TEST(Prefetcher, SignalsStayWithTheProgramsThreads) {
+  const auto is_blocked = [] {
+    sigset_t signals;
+    pthread_sigmask(SIG_BLOCK, nullptr, &signals);
+    return sigismember(&signals, SIGUSR1);
+  };
+  Numbers numbers(counting(1, [&](int /*i*/) { return is_blocked(); }), 1, 1);
+  EXPECT_EQ(numbers.next(), 1);
+  EXPECT_EQ(is_blocked(), 0) << "of the program";
 }
 
 TEST(Prefetcher, ThreadsAreNumbered) {

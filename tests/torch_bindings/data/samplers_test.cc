@@ -6,8 +6,10 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <string>
 #include <thread>
 
+#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <torch/data.h>
 
@@ -309,6 +311,25 @@ TEST(PrefetchLoader, BegunAnewBeforeABatchWasTakenIsInTheSameEpoch) {
   while (records.position().drawn == 0) std::this_thread::yield();
   records.set_epoch(4);
   EXPECT_EQ((stream.start(), records.epoch()), 4u);
+}
+
+struct CountsCores {
+  static int get_batch(const std::vector<size_t>& /*indices*/) { return at::get_num_threads(); }
+};
+
+TEST(PrefetchLoader, AThreadReadsWithOneCore) {
+  if (at::get_parallel_info().find("backend: OpenMP") == std::string::npos) {
+    GTEST_SKIP() << "LibTorch's threads are not OpenMP's";
+  }
+  const int before = at::get_num_threads();
+  at::set_num_threads(3);
+  PrefetchLoader loader(CountsCores{}, DistributedRandomSampler(8, {.num_replicas = 1, .rank = 0}),
+                        {.threads = 2});
+  for (const int epoch : {0, 1}) {
+    for (const int cores : loader) EXPECT_EQ(cores, 1) << epoch;
+  }
+  EXPECT_EQ(at::get_num_threads(), 3) << "of the thread that trains";
+  at::set_num_threads(before);
 }
 
 TEST(PrefetchLoader, SavesAStreamWhereItWasHandedOut) {

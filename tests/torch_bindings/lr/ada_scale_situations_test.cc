@@ -5,6 +5,7 @@
 
 #include "horon/tests/torch_bindings/gradients/gradient_support.h"
 #include "horon/torch_bindings/lr/ada_scale.h"
+#include "horon/torch_bindings/lr/reduce_on_plateau.h"
 #include "horon/torch_bindings/lr/schedule.h"
 
 namespace horon::ada_scale_situations_test {
@@ -12,7 +13,9 @@ namespace {
 
 namespace optim = ::torch::optim;
 using namespace testing_support;
+using testing::AllOf;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 // Each batch's gradient is 1 on all ranks, so that the gain is 1.
 TEST(AdaScaleSituations, AStepIsThatOfOneBatchAlsoWhereGradientsAreSums) {
@@ -75,6 +78,35 @@ TEST(AdaScaleSituations, AnOptimizerHasOneAtATime) {
   EXPECT_THAT(error_of([&] { AdaScale refused(optimizer, nullptr); }), HasSubstr("is null"));
   AdaScale next(optimizer, lr::constant());
   step(next);
+}
+
+TEST(AdaScaleSituations, APlateauLowersWhatItMultiplies) {
+  const at::Tensor w = leaf({2}, at::kDouble);
+  DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}});
+  AdaScale ada_scale(optimizer, lr::constant());
+  ReduceLrOnPlateau plateau(ada_scale, {.factor = 0.5, .patience = 0});
+  EXPECT_FALSE(plateau.step(1));
+  EXPECT_TRUE(plateau.step(1));
+  weighted(w, 1).backward();
+  ada_scale.step();
+  EXPECT_EQ(ada_scale.gain(), 1);
+  EXPECT_DOUBLE_EQ(w[0].item<double>(), 1 - 0.05);
+}
+
+// AdaScale would set the learning rates that the plateau has lowered.
+TEST(AdaScaleSituations, APlateauOfItsOptimizerAloneIsRefused) {
+  const at::Tensor w = leaf({2}, at::kDouble);
+  DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}});
+  ReduceLrOnPlateau before(optimizer, {.factor = 0.5, .patience = 0});
+  {
+    AdaScale ada_scale(optimizer, lr::constant());
+    const auto is_refused = AllOf(StartsWith("invalid argument: ReduceLrOnPlateau: "),
+                                  HasSubstr("give the AdaScale in the place"));
+    EXPECT_THAT(error_of([&] { ReduceLrOnPlateau refused(optimizer); }), is_refused);
+    EXPECT_THAT(error_of([&] { before.step(1); }), is_refused);
+  }
+  EXPECT_FALSE(before.step(1));
+  EXPECT_TRUE(before.step(1));
 }
 
 // The program's function sees what is reduced, whether it or AdaScale was set first.

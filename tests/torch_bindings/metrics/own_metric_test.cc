@@ -24,6 +24,7 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 using testing_support::error_of;
 
@@ -124,6 +125,20 @@ TEST(Metrics, AMacroAverageIsOverClassesThatAreTargetsOrGuesses) {
   EXPECT_DOUBLE_EQ(precision.compute_local().item<double>(), (1 + 1 + 0) / 3.0);
 }
 
+// As in torchmetrics 1.9: the first guesses of top_k count as guesses for top_k 1 alone.
+TEST(Metrics, AMacroAccuracyOfTheFirstKIsOverClassesThatAreTargets) {
+  const at::Tensor scores =
+      at::tensor({4.0, 3.0, 2.0, 1.0, 1.0, 3.0, 2.0, 4.0, 2.0, 4.0, 3.0, 1.0, 1.0, 2.0, 3.0, 4.0});
+  const auto accuracy_of = [&](int64_t k) {
+    Accuracy accuracy({.classes = 4, .average = Average::Macro, .top_k = k});
+    accuracy.update(scores.view({4, 4}), at::tensor({0, 1, 1, 0}));
+    return accuracy.compute_local().item<double>();
+  };
+  EXPECT_DOUBLE_EQ(accuracy_of(1), (0.5 + 0.5 + 0) / 3);  // class 3 is guessed
+  EXPECT_DOUBLE_EQ(accuracy_of(2), 0.75);
+  EXPECT_DOUBLE_EQ(accuracy_of(4), 1);
+}
+
 TEST(Metrics, GuessesOfIgnoredTargetsDoNotCount) {
   Precision precision({.average = Average::Binary, .ignore_target = -100});
   precision.update(at::tensor({1, 1, 7}), at::tensor({1, -100, -100}));
@@ -166,6 +181,21 @@ TEST(Metrics, AurocKeepsScoresAndIsUndefinedWhereOneIsNan) {
   }
 }
 
+TEST(Metrics, AurocLeavesOutIgnoredTargets) {
+  Auroc binary({.ignore_target = -100});
+  binary.update(at::tensor({0.1, 0.9, 0.5, kNoScore}), at::tensor({0, 1, 0, -100}));
+  EXPECT_EQ(binary.compute_local().item<double>(), 1);
+  const at::Tensor scores = at::eye(3, at::kDouble);
+  Auroc three({.classes = 3, .ignore_target = 7});
+  three.update(scores, at::tensor({0, 1, 2}));
+  three.update(scores, at::full({3}, 7));
+  EXPECT_EQ(three.compute_local().item<double>(), 1);
+  EXPECT_NE(three.description(), Auroc({.classes = 3}).description());
+  three.update(scores, at::tensor({0, 1, 3}));
+  EXPECT_THAT(error_of([&] { three.compute_local(); }),
+              AllOf(HasSubstr("1 sample has"), Not(HasSubstr("NaN"))));
+}
+
 TEST(Metrics, OnlyAccuracyIsAMeanOverSamples) {
   const at::Tensor targets = at::tensor({0, 1});
   const BatchValue accuracy = Accuracy().forward(broken_scores(), targets);
@@ -180,7 +210,8 @@ TEST(Metrics, OnlyAccuracyIsAMeanOverSamples) {
 TEST(Metrics, ASampleWithoutAGuessHasNoPlaceInAConfusionMatrix) {
   ConfusionMatrix confusion;
   confusion.update(broken_scores(), at::tensor({0, 1}));
-  EXPECT_THAT(error_of([&] { confusion.compute_local(); }), HasSubstr("1 sample has"));
+  EXPECT_THAT(error_of([&] { confusion.compute_local(); }),
+              AllOf(HasSubstr("1 sample has"), HasSubstr("or a NaN among its scores")));
 }
 
 TEST(Metrics, PerplexityOverNoWordsIsRefused) {
