@@ -13,6 +13,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
+#include "horon/core/bootstrap/launch.h"
 #include "horon/ops/session/running_job.h"
 
 // Null where LibTorch is built without MKL.
@@ -70,6 +71,18 @@ void divide_cores() {
   }
 }
 
+// One core may be right for one thread; else LibTorch's threads would take turns.
+void tell_of_binding() {
+  const core::CpuShare& share = ops::cpu_share();
+  const bool wants_one =
+      core::environment_value("OMP_NUM_THREADS") == "1" || ops::runtime().config().threads == 1;
+  const core::Topology& topology = ops::runtime().topology();
+  if (wants_one || topology.rank != 0) return;
+  const std::string remark =
+      core::binding_remark(share, core::cores_of_mpirun(), topology.local_size);
+  if (!remark.empty()) core::log(core::LogLevel::Info, remark);
+}
+
 // Warns, for instance, where Horon was built with a CUDA that is newer than the driver, or with
 // none.
 void warn_of_unused_gpus(const std::string& why_not) {
@@ -90,6 +103,7 @@ void init(const InitOptions& options, std::string_view headers) {
   if (is_initialized()) return;
   init_session(options);
   divide_cores();
+  tell_of_binding();
 }
 
 c10::Device device(const ProcessSet& process_set) {

@@ -1,5 +1,10 @@
 #include "horon/core/bootstrap/launch.h"
 
+#include <algorithm>
+#include <fstream>
+#include <sched.h>
+#include <unistd.h>
+
 #include "horon/core/base/config.h"
 #include "horon/core/base/log.h"
 #include "horon/core/base/parse_number.h"
@@ -44,6 +49,18 @@ void warn_of_launch(int world_size) {
 std::string_view launch_remark(int world_size) {
   if (world_size > 1 || !launch_fault(world_size).empty()) return "";
   return ". No launcher (mpirun, srun) started this job, or it started one process only";
+}
+
+int cores_of_mpirun() {
+  const pid_t parent = getppid();
+  std::ifstream file(concat("/proc/", parent, "/comm"));
+  std::string name;
+  std::getline(file, name);
+  // Of Open MPI 4, of Open MPI 5, and what they start on other hosts.
+  const auto names = {"mpirun", "mpiexec", "orterun", "orted", "prterun", "prte", "prted"};
+  if (std::ranges::find(names, name) == names.end()) return 0;
+  cpu_set_t cores;
+  return sched_getaffinity(parent, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 0;
 }
 
 std::string missing_pmix(std::string_view mpi_version) {

@@ -21,4 +21,7 @@ std::string_view launch_remark(int world_size);
 // MpiLibrary::version().
 std::string missing_pmix(std::string_view mpi_version);
 
+// The cores that the mpirun of this host may use, which has started this process; 0: not known.
+int cores_of_mpirun();
+
 }  // namespace horon::core

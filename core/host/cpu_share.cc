@@ -66,4 +66,13 @@ CpuShare find_cpu_share(const Bootstrap& bootstrap, const std::optional<CpuQuota
   return share;
 }
 
+std::string binding_remark(const CpuShare& share, int of_mpirun, int local_size) {
+  const int own = std::max(1, share.visible / share.sharers);
+  const int possible = of_mpirun / local_size;
+  if (share.visible == 0 || share.by_quota || possible < 2 * own) return "";
+  return concat("mpirun has bound this rank to ", share.visible, " of ", of_mpirun, " cores",
+                share.sharers > 1 ? concat(", shared by ", share.sharers, " ranks") : "",
+                ": mpirun --bind-to none, or horonrun, gives it ", possible);
+}
+
 }  // namespace horon::core

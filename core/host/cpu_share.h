@@ -33,4 +33,9 @@ int physical_cores(const cpu_set_t& cores, const std::string& folder = "/sys/dev
 CpuShare find_cpu_share(const Bootstrap& bootstrap,
                         const std::optional<CpuQuota>& quota = cpu_quota());
 
+// For a rank that mpirun has bound, as it does of its own accord, to less than half of the cores
+// that each of its host's `local_size` ranks could have. Empty: it is not so. `of_mpirun`: the
+// cores that mpirun may use; 0: not known.
+std::string binding_remark(const CpuShare& share, int of_mpirun, int local_size);
+
 }  // namespace horon::core

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <utility>
 #include <vector>
@@ -271,6 +272,9 @@ std::vector<std::string> Job::explain_choices() const {
 
 void Job::compare_ranks(const InitOptions& options) const {
   core::require_same(*bootstrap_, "Horon's version", std::string(version()));
+  // Elements travel as bytes.
+  core::require_same(*bootstrap_, "the byte order",
+                     std::endian::native == std::endian::little ? "little-endian" : "big-endian");
   std::string knobs;
   for (const std::string& line : config_.agreed_values()) knobs += line + "\n";
   try {

@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include <utility>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "horon/tests/support/thread_ranks.h"
@@ -74,6 +75,19 @@ TEST(CpuShare, CountsPhysicalCores) {
   EXPECT_EQ(count({4, 5}), 2);
   EXPECT_EQ(count({0, 4, 6}), 2);
   fs::remove_all(folder);
+}
+
+TEST(CpuShare, WhatMpirunHasBoundIsTold) {
+  const CpuShare one{.cores = 1, .sharers = 1, .visible = 1, .physical = 1};
+  EXPECT_EQ(binding_remark(one, 16, 2),
+            "mpirun has bound this rank to 1 of 16 cores: mpirun --bind-to none, or horonrun, "
+            "gives it 8");
+  EXPECT_EQ(binding_remark(one, 2, 2), "");
+  EXPECT_EQ(binding_remark(one, 16, 16), "");
+  EXPECT_EQ(binding_remark(one, 0, 2), "");
+  const CpuShare socket{.cores = 8, .sharers = 2, .visible = 8, .physical = 8};
+  EXPECT_EQ(binding_remark(socket, 16, 4), "");
+  EXPECT_THAT(binding_remark(socket, 64, 4), testing::HasSubstr("8 of 64 cores, shared by 2"));
 }
 
 // Containers on a host with many cores: one for each rank, or one for several.
