@@ -74,9 +74,10 @@ class LocalGroup {
   // Where [data, data + bytes) lies, if it is in one piece of allocate()d memory of this rank. Any
   // thread.
   virtual std::optional<SharedAddress> locate(const std::byte* data, size_t bytes) const = 0;
-  // A peer's memory in this process; mapped on first use and kept. The peer must still hold the
-  // piece. Only for the holder of the seat. Throws Error(PeerDead), which names the rank, if its
-  // process has ended; Error(OperationFailed) or Error(Limit) if mapping fails for another reason.
+  // A peer's memory in this process; mapped on first use and kept. What the peer has given back may
+  // be gone, or be used for something else. Only for the holder of the seat. Throws
+  // Error(PeerDead), which names the rank, if its process has ended; Error(OperationFailed) or
+  // Error(Limit) if mapping fails for another reason.
   virtual std::byte* map(int local_rank, const SharedAddress& address) = 0;
 
   // Whether ranks can copy between each other's private memory (process_memory.h); the same answer

@@ -53,8 +53,9 @@ std::byte* MappedGroup::area() {
 std::byte* MappedGroup::map(int local_rank, const SharedAddress& address) {
   if (const auto& heap = peer(local_rank).heap; heap != nullptr) {
     std::byte* const found = heap->find(address);
-    HORON_CHECK(found != nullptr, "the address is one of this process");
-    return found;
+    if (found != nullptr) return found;
+    throw Error(ErrorCode::OperationFailed,
+                concat("shared memory of ", name_of(local_rank), " is gone"));
   }
   SharedSegment& segment = mapped_[{local_rank, address.segment}];
   if (segment.data() == nullptr || segment.generation() != address.generation) {

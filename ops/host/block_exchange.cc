@@ -11,6 +11,7 @@
 #include "horon/ops/host/exchange_offer.h"
 #include "horon/ops/host/exchange_peers.h"
 #include "horon/ops/host/few_looks.h"
+#include "horon/ops/host/map_if_needed.h"
 #include "horon/ops/host/ring_lines.h"
 #include "horon/ops/host/stream_copy.h"
 
@@ -162,10 +163,12 @@ class BlockExchange::Running final : public core::InFlight {
     if (block.bytes == 0) return;
     const Way way_here = peers_.way(from, parent_.rank_);
     if (way_here == Way::Push) return;
-    incoming_.push_back({from, parent_.rank_, way_here, &cell_.pair(from, parent_.rank_),
-                         peers_.block_of(from), output_from(from), peers_.kernel_reads(from),
-                         way_here == Way::Ring ? Pieces::in_ring(block.bytes, ring_piece_bytes_)
-                                               : Pieces::direct(block.bytes, parent_.ranks_)});
+    add(incoming_,
+        {from, parent_.rank_, way_here, &cell_.pair(from, parent_.rank_), nullptr,
+         output_from(from), peers_.kernel_reads(from),
+         way_here == Way::Ring ? Pieces::in_ring(block.bytes, ring_piece_bytes_)
+                               : Pieces::direct(block.bytes, parent_.ranks_)},
+        [&](BlockTransfer& transfer) { transfer.from = peers_.block_of(from); });
   }
 
   void add_outgoing(int to) {
@@ -174,9 +177,17 @@ class BlockExchange::Running final : public core::InFlight {
     const Way way_there = peers_.way(parent_.rank_, to);
     if (way_there != Way::Together && way_there != Way::Push) return;
     ExchangePair& pair = cell_.pair(parent_.rank_, to);
-    outgoing_.push_back({parent_.rank_, to, way_there, &pair, batch_.input + block.begin,
-                         peers_.place_in(to), peers_.kernel_writes(to),
-                         Pieces::direct(block.bytes, parent_.ranks_)});
+    add(outgoing_,
+        {parent_.rank_, to, way_there, &pair, batch_.input + block.begin, nullptr,
+         peers_.kernel_writes(to), Pieces::direct(block.bytes, parent_.ranks_)},
+        [&](BlockTransfer& transfer) { transfer.to = peers_.place_in(to); });
+  }
+
+  // Not if the other rank has taken all pieces.
+  template <class Map>
+  static void add(std::vector<BlockTransfer>& transfers, BlockTransfer transfer, const Map& map) {
+    const auto is_needed = [&] { return !transfer.exhausted(); };
+    if (map_if_needed(is_needed, [&] { map(transfer); })) transfers.push_back(transfer);
   }
 
   void find_ring_readers() {

@@ -6,6 +6,7 @@
 #include "horon/core/base/copy_bytes.h"
 #include "horon/core/base/error.h"
 #include "horon/ops/host/host_kernels.h"
+#include "horon/ops/host/map_if_needed.h"
 
 namespace horon::ops {
 namespace {
@@ -135,6 +136,7 @@ class PieceAllreduce::Running final : public core::InFlight {
     return (any_staged_ ? next_own_ : cell_->claimed.value.load(std::memory_order_seq_cst)) <
            open();
   }
+  bool all_claimed() const { return cell_->claimed.value.load(std::memory_order_seq_cst) == end_; }
   bool all_summed() const { return cell_->done.value.load(std::memory_order_seq_cst) == end_; }
   bool finished() const { return copied_out_ == (staged_ ? end_ : base_) && all_summed(); }
 
@@ -193,15 +195,18 @@ class PieceAllreduce::Running final : public core::InFlight {
     }
   }
 
-  // Whether all ranks have posted. If so, maps their memory into this process, which may throw; so
-  // it is called before a piece is claimed.
+  // Whether all ranks have posted and there may be a piece for this one to sum. If so, maps their
+  // memory into this process, which may throw; so it is called before a piece is claimed.
   bool know_peers() {
     if (!peers_.inputs.empty()) return true;
     if (open() == base_) return false;
+    return map_if_needed([this] { return !all_claimed(); }, [this] { map_peers(); });
+  }
+
+  void map_peers() {
     Peers peers = parent_.take_spare_peers();
     for (int rank = 0; rank < ranks_; ++rank) {
       const Contribution& theirs = contributions_[rank];
-      any_staged_ = any_staged_ || theirs.staged != 0;
       peers.reads_ring.push_back(theirs.staged != 0 && rank != parent_.rank_);
       if (rank == parent_.rank_) {
         peers.inputs.push_back(const_cast<std::byte*>(batch_.input));
@@ -220,7 +225,7 @@ class PieceAllreduce::Running final : public core::InFlight {
     peers.piece_inputs.resize(peers.inputs.size());
     peers.piece_outputs.reserve(peers.inputs.size());
     peers_ = std::move(peers);
-    return true;
+    any_staged_ = anyone_stages();
   }
 
   static bool is_same(const core::SharedAddress& a, const core::SharedAddress& b) {

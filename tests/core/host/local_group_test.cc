@@ -15,6 +15,7 @@
 #include "horon/core/host/named_file.h"
 #include "horon/core/host/shared_heap.h"
 #include "horon/core/transport/shared_memory_transport.h"
+#include "horon/tests/support/error_of.h"
 #include "horon/tests/support/long_enough.h"
 #include "horon/tests/support/own_user_namespace.h"
 #include "horon/tests/support/process_ranks.h"
@@ -348,6 +349,20 @@ TEST(LocalGroup, WorksAmongThreads) {
     if (rank != 0) group->area()[rank] = std::byte{1};
     step.arrive_and_wait();
   });
+}
+
+TEST(LocalGroup, MemoryThatAThreadHasGivenBackIsGone) {
+  MappedGroup::Parts parts;
+  parts.ranks = {0, 7};
+  parts.peers.resize(2);
+  parts.peers[1].heap = std::make_shared<SharedHeap>(0);
+  auto memory = parts.peers[1].heap->allocate(1 << 20, true);
+  const SharedAddress address = parts.peers[1].heap->locate(memory.get(), 1 << 20).value();
+  MappedGroup group(std::move(parts));
+  EXPECT_EQ(group.map(1, address), memory.get());
+  memory.reset();
+  EXPECT_THAT(test::error_of([&] { group.map(1, address); }),
+              testing::MatchesRegex("failed: shared memory of rank 7 .* is gone"));
 }
 
 TEST(LocalGroup, OneRankIsAGroup) {
