@@ -5,6 +5,7 @@
 
 #include "horon/core/base/collective_ban.h"
 #include "horon/core/base/text.h"
+#include "horon/core/base/wait_check.h"
 #include "horon/core/runtime/handle.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
@@ -53,7 +54,8 @@ bool BarrierHandle::poll() const { return state().finished(); }
 void BarrierHandle::wait() const { (void)state().get(); }
 
 void BarrierHandle::wait(std::chrono::nanoseconds timeout) const {
-  if (state().wait(timeout)) return wait();
+  const auto ends = [this](std::chrono::nanoseconds limit) { return state().wait(limit); };
+  if (core::wait_and_check(timeout, ends)) return wait();
   const std::string stalled = is_initialized() ? ops::runtime().stall_report() : "";
   throw Error(ErrorCode::Timeout, core::concat("not all ranks have come to the barrier within ",
                                                std::chrono::duration<double>(timeout).count(),

@@ -6,6 +6,7 @@
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/core/base/wait_check.h"
 #include "horon/core/execution/block_layout.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
@@ -229,7 +230,8 @@ void PendingCollective::run(const std::shared_ptr<PendingCollective>& self) {
 }
 
 void PendingCollective::wait(std::chrono::nanoseconds timeout) const {
-  if (state_->wait(timeout)) return;
+  const auto ends = [this](std::chrono::nanoseconds limit) { return state_->wait(limit); };
+  if (core::wait_and_check(timeout, ends)) return;
   const std::string stalled = is_initialized() ? ops::runtime().stall_report() : "";
   throw Error(ErrorCode::Timeout,
               concat("tensor \"", name, "\" has not come within ",

@@ -24,6 +24,15 @@ bool can_be_reduced(const at::Tensor& parameter, bool linear) {
   return parameter.is_floating_point() && !is_moved_only(parameter);
 }
 
+// A group may name what is left out, and has the others only. Throws if it names anything else.
+void settle_groups(std::vector<std::vector<std::string>>& groups,
+                   std::span<const GradientLayout> added, const NamedTensors& left_out) {
+  for (std::vector<std::string>& group : groups) {
+    for (const auto& [name, parameter] : left_out) std::erase(group, name);
+  }
+  (void)find_groups(groups, added);
+}
+
 // All gradients of a reducer are in the order of the streams of one device.
 void require_device(c10::Device device, const std::string& of_first,
                     std::span<const GradientLayout> layouts) {
@@ -80,7 +89,7 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
   }
   // These throw before anything has changed.
   if (!alone_) refuse_new_buckets_in_capture(added);
-  if (first_slot == 0) find_groups(options_.groups, added);
+  if (first_slot == 0) settle_groups(options_.groups, added, left_out);
   std::vector<HookedParameter> hooks;
   for (const auto& [name, parameter] : accepted) {
     hooks.emplace_back(parameter, name, this, slots_.size() + hooks.size(), hooks_needed());

@@ -4,9 +4,12 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <mutex>
+#include <optional>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "horon/core/base/error.h"
@@ -22,6 +25,28 @@ namespace {
 namespace py = pybind11;
 using WithoutGil = py::call_guard<py::gil_scoped_release>;
 
+// A barrier whose time was over on this rank, or whose wait Ctrl-C has ended. The next one is that
+// barrier again, as for the ranks that have called one only.
+class OpenBarrier {
+ public:
+  static OpenBarrier& of_process() {
+    static auto& one = *new OpenBarrier;
+    return one;
+  }
+  void keep(std::optional<BarrierHandle> barrier) {
+    const std::lock_guard lock(mutex_);
+    barrier_ = std::move(barrier);
+  }
+  std::optional<BarrierHandle> take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(barrier_, std::nullopt);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::optional<BarrierHandle> barrier_;
+};
+
 // `mpi_comm`: the address of an MPI_Comm; 0: the communicator of all ranks.
 void start(std::map<std::string, std::string> knobs, std::vector<std::vector<int>> process_sets,
            uintptr_t mpi_comm) {
@@ -36,6 +61,7 @@ void start(std::map<std::string, std::string> knobs, std::vector<std::vector<int
 void stop() {
   let_waits_be_interrupted(false);
   shutdown();
+  OpenBarrier::of_process().keep(std::nullopt);
   let_futures_complete();
 }
 
@@ -62,10 +88,17 @@ void end_by_exception(const std::string& what) {
                             core::concat("rank ", rank(), " ended with an exception: ", what)));
 }
 
-// Throws Error(Timeout).
-void barrier_within(const ProcessSet& process_set, double limit_s) {
+// Of all ranks. Throws Error(Timeout).
+void barrier_within(double limit_s) {
+  std::optional<BarrierHandle> barrier = OpenBarrier::of_process().take();
+  if (!barrier) barrier = barrier_async();
   const std::chrono::duration<double> limit(limit_s);
-  barrier_async(process_set).wait(std::chrono::duration_cast<std::chrono::nanoseconds>(limit));
+  try {
+    barrier->wait(std::chrono::duration_cast<std::chrono::nanoseconds>(limit));
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::Timeout) OpenBarrier::of_process().keep(*barrier);
+    throw;
+  }
 }
 
 }  // namespace
@@ -106,8 +139,7 @@ void bind_session(py::module_& module) {
   module.def("leave_process_set", &leave_process_set, py::arg("process_set"), WithoutGil());
   module.def("process_sets", &process_sets);
   module.def("barrier", &barrier, py::arg("process_set"), WithoutGil());
-  module.def("barrier_within", &barrier_within, py::arg("process_set"), py::arg("limit_s"),
-             WithoutGil());
+  module.def("barrier_within", &barrier_within, py::arg("limit_s"), WithoutGil());
   module.def("join", &join, py::arg("process_set"), WithoutGil());
 }
 

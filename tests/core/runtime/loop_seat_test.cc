@@ -122,7 +122,7 @@ TEST(LoopSeat, ManyWaitingThreadsLoseNoWakeUp) {
 }
 
 // The program may end a wait from outside: that of a driver, and that of a thread that sleeps.
-TEST(LoopSeat, ACheckOfTheProgramEndsAWaitWithoutLimit) {
+TEST(LoopSeat, ACheckOfTheProgramEndsAWait) {
   static std::atomic<int> asked{0};
   const auto refuse = [] {
     ++asked;
@@ -144,7 +144,10 @@ TEST(LoopSeat, ACheckOfTheProgramEndsAWaitWithoutLimit) {
         EXPECT_THROW(late->wait(std::nullopt), Error);  // sleeps, most of the time
         stop = true;
       }
-      EXPECT_FALSE(late->wait(1ms)) << "a limit of its own needs no check";
+      EXPECT_FALSE(late->wait(1ms)) << "this wait leaves checks to others";
+      const auto ends = [&](std::chrono::nanoseconds limit) { return late->wait(limit); };
+      EXPECT_FALSE(wait_and_check(1ms, ends)) << "too short for a check";
+      EXPECT_THROW((void)wait_and_check(std::chrono::nanoseconds::max(), ends), Error);
       set_wait_check(nullptr);
       seen = true;
       EXPECT_EQ(error_of(*late), "");  // it goes on
@@ -154,7 +157,7 @@ TEST(LoopSeat, ACheckOfTheProgramEndsAWaitWithoutLimit) {
       EXPECT_EQ(error_of(*runtime.run(submission("late", mine))), "");
     }
   });
-  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(asked, 3);
 }
 
 // A thread that waits for a late collective does not hold up the collectives of another thread.

@@ -85,6 +85,36 @@ def test_a_step_behind_synchronize_reduces_sparse_gradients_too(rank, size, op):
     assert got[1].tolist() == got[3].tolist() == pytest.approx([expected] * 2)
 
 
+@pytest.mark.parametrize("number", [0, 2])
+def test_groups_of_what_has_two_names_or_no_gradient(number, rank, size):
+    tied, other = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    frozen = [torch.nn.Parameter(torch.ones(2).to(dtype), requires_grad=False)
+              for dtype in (torch.int8, torch.float8_e4m3fn)]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([tied, other, *frozen], lr=1.0),
+        [("a", tied), ("b", tied), ("c", other), *zip("de", frozen)],
+        groups=number or [[tied, other, *frozen]])
+    ((tied + other).sum() * rank).backward()
+    optimizer.step()
+    assert tied.tolist() == other.tolist() == [1 - (size - 1) / 2] * 2
+    assert size == 1 or optimizer.reduction_statistics()["buckets"] == (number or 1)
+
+
+def test_a_parameter_that_no_rank_has_used_in_a_step_stays(rank, size):
+    weight, extra = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight, extra], lr=0.1, momentum=0.9, weight_decay=0.1),
+        [("weight", weight), ("extra", extra)])
+    (weight + extra).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    before = [weight.tolist(), extra.tolist()]
+    (weight.sum() * (rank + 1)).backward()
+    optimizer.step()
+    assert extra.tolist() == before[1] and extra.grad is None
+    assert weight.tolist() != before[0] != [1, 1]
+
+
 def test_a_root_without_a_state_is_the_error_of_all(rank):
     class Broken(torch.optim.SGD):
         def state_dict(self):

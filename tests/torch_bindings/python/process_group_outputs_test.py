@@ -7,7 +7,9 @@ import gc
 import os
 import time
 import warnings
+import weakref
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -302,6 +304,26 @@ def test_what_nobody_waits_for_is_not_kept(rank, size):
         while not work.is_completed():
             time.sleep(0.0001)
         assert out[0] == i
+
+
+@pytest.mark.parametrize("asks", ["a future", "is_completed"])
+def test_outputs_that_a_future_or_a_poll_has_found_are_not_kept(asks, rank, size):
+    array = np.zeros(2, np.float32)
+    kept = weakref.ref(array)
+    out = [torch.from_numpy(array), *(torch.empty(2) for _ in range(size - 1))]
+    work = dist.all_gather(out, torch.ones(2), async_op=True)
+    if asks == "a future":
+        work.get_future().wait()
+    while not work.is_completed():
+        time.sleep(0.0001)
+    assert array.tolist() == [1, 1]
+    del array, out, work
+    gc.collect()
+    for _ in range(5000):  # the thread that has completed the future may still hold them
+        if kept() is None:
+            break
+        time.sleep(0.001)
+    assert kept() is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16, torch.uint64])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import horon.torch as hvd
+from horon import native
 from horon.torch import process_sets
 
 
@@ -31,6 +32,23 @@ def test_process_sets_of_a_second_call(rank, size):
             assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=each).item() == each.size()
     for each in [own, *made]:
         assert hvd.remove_process_set(each)
+
+
+def test_a_barrier_with_a_time_limit_goes_on(rank, size):
+    """A rank for which the time was over, and that comes again, meets those that come once."""
+    if size == 1:
+        pytest.skip("alone it waits for nobody")
+    for others_come_first in (False, True):
+        if rank == 0:
+            with pytest.raises(hvd.HorovodInternalError, match="have come to the barrier"):
+                native.barrier_within(0.01)
+        hvd.barrier()
+        if others_come_first and rank == 0:
+            hvd.barrier()
+        native.barrier_within(60)
+        if others_come_first and rank != 0:
+            hvd.barrier()
+        native.barrier_within(60)
 
 
 def test_what_this_build_can_do():

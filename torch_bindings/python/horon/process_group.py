@@ -326,7 +326,7 @@ def _wait_for_all(timeout):
     from horon import native
     from horon.errors import HorovodInternalError
     try:
-        native.barrier_within(native.ProcessSet(), limited(timeout).total_seconds())
+        native.barrier_within(limited(timeout).total_seconds())
     except HorovodInternalError as error:
         if error.code == "timeout":
             raise

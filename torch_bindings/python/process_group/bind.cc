@@ -1,5 +1,7 @@
 // The process group for Python: horon/process_group.py registers it.
 #include <chrono>
+#include <functional>
+#include <optional>
 #include <pybind11/stl.h>
 #include <string>
 #include <utility>
@@ -10,6 +12,7 @@
 #include "horon/core/base/error.h"
 #include "horon/torch_bindings/python/bindings.h"
 #include "horon/torch_bindings/python/process_group/backend.h"
+#include "horon/torch_bindings/python/process_group/work.h"
 
 namespace horon::python {
 namespace {
@@ -31,6 +34,13 @@ c10::intrusive_ptr<::c10d::Work> compressed_average(
   ::c10d::AllreduceOptions options;
   options.reduceOp = ::c10d::ReduceOp::AVG;
   return horon->compressed_allreduce(tensor, options, compression_of(compression));
+}
+
+// process_group::WithoutGil
+void wait_without_gil(const std::function<void()>& wait) {
+  std::optional<py::gil_scoped_release> released;
+  if (PyGILState_Check() != 0) released.emplace();
+  wait();
 }
 
 // The members of a part meet in Python, as those of new_group() do.
@@ -67,6 +77,7 @@ void bind_classes(py::module_& module) {
 
 void bind_process_group(py::module_& module) {
   bind_classes(module);
+  process_group::install_without_gil(&wait_without_gil);
   module.def(
       "make_process_group",
       [](const ProcessSet& set, double timeout_s, std::vector<uint64_t> ranks) {

@@ -32,12 +32,13 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
  public:
   explicit State(Ends ends) : ends_(ends) {}
 
-  void add(std::shared_ptr<Operation> operation, Future future) {
+  void add(std::shared_ptr<Operation> operation, Future future,
+           std::shared_ptr<LateResults> late_results) {
     const std::lock_guard lock(mutex_);
     const uint64_t number = next_number_++;
     const Clock::time_point deadline = operation->deadline_of_wait();
-    const auto item =
-        items_.emplace(number, Item{std::move(operation), std::move(future), deadline}).first;
+    Item added{std::move(operation), std::move(future), deadline, std::move(late_results)};
+    const auto item = items_.emplace(number, std::move(added)).first;
     try {
       if (ends_ == Ends::InAnyOrder) listen_to(*item);
       if (!led_ && !leader_comes_) call_leader();
@@ -63,6 +64,7 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
     std::shared_ptr<Operation> operation;
     Future future;
     Clock::time_point deadline;  // of the thread that waits for the future
+    std::shared_ptr<LateResults> late_results;
   };
   using Items = std::map<uint64_t, Item>;  // by number, in order of add()
 
@@ -145,7 +147,7 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
       if (late != nullptr) {
         item.future->setErrorIfNeeded(late);
       } else {
-        complete(*item.operation, *item.future);
+        complete(*item.operation, *item.future, *item.late_results);
       }
       item = {};
       lock.lock();
@@ -191,13 +193,16 @@ CompletionThreads::CompletionThreads(Ends ends) : state_(std::make_shared<State>
 
 CompletionThreads::~CompletionThreads() { state_->close(); }
 
-void CompletionThreads::add(std::shared_ptr<Operation> operation, Future future) {
-  state_->add(std::move(operation), std::move(future));
+void CompletionThreads::add(std::shared_ptr<Operation> operation, Future future,
+                            std::shared_ptr<LateResults> late_results) {
+  state_->add(std::move(operation), std::move(future), std::move(late_results));
 }
 
-void complete(Operation& operation, c10::ivalue::Future& future) {
+void complete(Operation& operation, c10::ivalue::Future& future, LateResults& late_results) {
   const torch_detail::StreamAside aside(operation.device());
-  if (const std::exception_ptr fault = operation.outcome()) return future.setErrorIfNeeded(fault);
+  const std::exception_ptr fault = operation.outcome();
+  late_results.forget_delivered();
+  if (fault != nullptr) return future.setErrorIfNeeded(fault);
   future.markCompleted(c10::IValue(operation.outputs()));
   operation.note_stream_aside();
 }

@@ -6,6 +6,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include "horon/torch_bindings/python/process_group/late_results.h"
 #include "horon/torch_bindings/python/process_group/operation.h"
 
 namespace horon::python::process_group {
@@ -33,7 +34,8 @@ class CompletionThreads {
 
   // Ends::InOrder: in the order in which the operations began. If it throws (no thread can be
   // started, say), nothing has been added.
-  void add(std::shared_ptr<Operation> operation, Future future);
+  void add(std::shared_ptr<Operation> operation, Future future,
+           std::shared_ptr<LateResults> late_results);
 
   class State;
 
@@ -41,9 +43,10 @@ class CompletionThreads {
   const std::shared_ptr<State> state_;
 };
 
-// Completes a future with what the operation, which has ended, has given. On a GPU no stream of the
-// program waits for that, except one in which somebody waits for the future.
-void complete(Operation& operation, c10::ivalue::Future& future);
+// Completes a future with what the operation, which has ended, has given; `late_results`, those of
+// its group, let go of it. On a GPU no stream of the program waits for that, except one in which
+// somebody waits for the future.
+void complete(Operation& operation, c10::ivalue::Future& future, LateResults& late_results);
 
 // Waits until every future of this process whose operation has ended is completed and its callbacks
 // have returned, but not for ever. Before Python ends: its threads must not be in it by then.

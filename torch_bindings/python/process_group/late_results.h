@@ -20,12 +20,18 @@ class LateResults {
   // Copies the results of all operations that have ended, in the order of the calls; when it
   // returns they are there. What has failed is told by its own Work.
   void deliver();
+  // Lets go of operations whose results a poll or a future has delivered. With the GIL or without.
+  void forget_delivered();
 
  private:
-  void deliver_ended();
+  using Operations = std::list<std::shared_ptr<Operation>>;
+  // Under the mutex. What they move to `ended` is released without it: the last reference to a
+  // tensor may be one to an object of Python, whose end may call anything.
+  void deliver_ended(Operations& ended);
+  void take_delivered(Operations& ended);
 
   std::mutex mutex_;
-  std::list<std::shared_ptr<Operation>> operations_;
+  Operations operations_;
 };
 
 }  // namespace horon::python::process_group

@@ -32,21 +32,14 @@ using torch_detail::PendingCollective;
                            stalled.empty() ? "" : ". Known so far: ", stalled));
 }
 
-// Calls `wait` with a time limit until it returns true. False: the deadline has passed. In a forked
-// child, where nothing goes on, false at once.
+// Calls `wait`, with time limits, until it returns true. False: the deadline has passed. In a
+// forked child, where nothing goes on, false at once.
 template <class Wait>
 bool waited_by(Operation::Clock::time_point deadline, Operation::Asks asks, const Wait& wait) {
-  for (;;) {
-    const std::chrono::nanoseconds left = deadline - Operation::Clock::now();
-    const std::chrono::nanoseconds some =
-        asks == Operation::Asks::SignalHandlers
-            ? std::min<std::chrono::nanoseconds>(left, core::kWaitCheckInterval)
-            : left;
-    if (wait(std::max(some, std::chrono::nanoseconds(0)))) return true;
-    if (core::in_forked_child() || Operation::Clock::now() >= deadline) return false;
-    const core::WaitCheck check = core::wait_check();
-    if (asks == Operation::Asks::SignalHandlers && check != nullptr) check();
-  }
+  const std::chrono::nanoseconds left = deadline - Operation::Clock::now();
+  return asks == Operation::Asks::SignalHandlers
+             ? core::wait_and_check(left, wait)
+             : wait(std::max(left, std::chrono::nanoseconds(0)));
 }
 
 bool ended_by(Operation::Clock::time_point deadline, const PendingCollective& pending,
@@ -183,6 +176,7 @@ std::exception_ptr Operation::outcome() {
       fault_ = std::current_exception();
     }
     profiled_.end();
+    has_delivered_.store(true, std::memory_order_release);
   });
   if (fault_ != nullptr || device_.is_cpu()) return fault_;
   try {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -83,6 +84,8 @@ class Operation {
   // The error of the collectives, after they have ended; the first call delivers the results. Null:
   // all is well, and the current stream of this thread waits for the results.
   std::exception_ptr outcome();
+  // Whether outcome() has done so: on the CPU it does nothing more.
+  bool has_delivered() const { return has_delivered_.load(std::memory_order_acquire); }
   // Of its tensors.
   c10::Device device() const { return device_; }
   // Whether it is part of a graph that is being captured: then it is done once it is enqueued.
@@ -113,6 +116,7 @@ class Operation {
   std::vector<Pending> pending_;
   Deliver deliver_;
   std::once_flag delivered_;
+  std::atomic<bool> has_delivered_{false};
   std::unique_ptr<core::Event> written_;  // what deliver_ has enqueued on a GPU
   mutable std::mutex aside_mutex_;
   std::unique_ptr<core::Event> aside_;  // of note_stream_aside()

@@ -1,10 +1,18 @@
 #include "horon/torch_bindings/python/process_group/work.h"
 
+#include <atomic>
 #include <utility>
 
 #include <ATen/core/jit_type.h>
 
 namespace horon::python::process_group {
+namespace {
+
+std::atomic<WithoutGil> without_gil{[](const std::function<void()>& wait) { wait(); }};
+
+}  // namespace
+
+void install_without_gil(WithoutGil function) { without_gil = function; }
 
 OperationWork::OperationWork(int rank, uint64_t number, std::shared_ptr<Operation> operation,
                              std::shared_ptr<CompletionThreads> threads,
@@ -16,14 +24,19 @@ OperationWork::OperationWork(int rank, uint64_t number, std::shared_ptr<Operatio
       late_results_(std::move(late_results)),
       source_(std::move(source)) {}
 
-bool OperationWork::isCompleted() { return operation_->completed(); }
-
-bool OperationWork::isSuccess() const {
-  return operation_->finished() && operation_->outcome() == nullptr;
+bool OperationWork::isCompleted() {
+  const bool completed = operation_->completed();
+  late_results_->forget_delivered();
+  return completed;
 }
 
+bool OperationWork::isSuccess() const { return operation_->finished() && exception() == nullptr; }
+
 std::exception_ptr OperationWork::exception() const {
-  return operation_->finished() ? operation_->outcome() : nullptr;
+  if (!operation_->finished()) return nullptr;
+  const std::exception_ptr fault = operation_->outcome();
+  late_results_->forget_delivered();
+  return fault;
 }
 
 bool OperationWork::wait(std::chrono::milliseconds timeout) {
@@ -35,6 +48,10 @@ bool OperationWork::wait(std::chrono::milliseconds timeout) {
   late_results_->deliver();
   if (const std::exception_ptr fault = operation_->outcome()) std::rethrow_exception(fault);
   return true;
+}
+
+void OperationWork::synchronize() {
+  without_gil.load()([this] { wait(); });
 }
 
 Future OperationWork::getFuture() {
@@ -50,9 +67,10 @@ Future OperationWork::make_future() const {
       c10::ListType::create(c10::TensorType::get()), std::move(devices));
   // A capture may end before another thread would come to it.
   if (operation_->finished() || operation_->is_captured()) {
-    complete(*operation_, *future);
+    complete(*operation_, *future, *late_results_);
   } else {
-    threads_->add(operation_, future);  // if it throws, no future is left that never ends
+    // If it throws, no future is left that never ends.
+    threads_->add(operation_, future, late_results_);
   }
   return future;
 }

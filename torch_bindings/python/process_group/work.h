@@ -19,6 +19,11 @@ namespace horon::python::process_group {
 // The rank of the group that a message comes from. Null: the call is no receive.
 using MessageSource = std::function<int()>;
 
+// Torch binds synchronize() such that its caller keeps the GIL, which the wait may not. Horon's
+// Python module installs a function that calls `wait` without it.
+using WithoutGil = void (*)(const std::function<void()>& wait);
+void install_without_gil(WithoutGil function);
+
 // A thread that waits for it does the work itself; a future is made when somebody asks for one.
 class OperationWork final : public ::c10d::Work {
  public:
@@ -32,7 +37,7 @@ class OperationWork final : public ::c10d::Work {
   std::exception_ptr exception() const override;
   int sourceRank() const override { return source_ ? source_() : Work::sourceRank(); }
   std::vector<at::Tensor> result() override { return operation_->outputs(); }
-  void synchronize() override { wait(); }
+  void synchronize() override;
   // kNoTimeout: that of the call, else of the group. Throws Error.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   Future getFuture() override;

@@ -67,6 +67,25 @@ def a_holder_of_the_gil_stalls_nobody():
     os.close(lock)
 
 
+def synchronize_lets_other_threads_run():
+    """Rank 1 does its part when a thread of rank 0 has said so."""
+    tensor = torch.ones(2)
+    if rank == 0:
+        def tell():
+            time.sleep(0.2)  # nothing fails without it: most likely the other thread waits by now
+            (folder / "a thread has run").touch()
+        work = dist.all_reduce(tensor, async_op=True)
+        thread = threading.Thread(target=tell)
+        thread.start()
+        work.synchronize()
+        thread.join()
+    else:
+        while not (folder / "a thread has run").exists():
+            time.sleep(0.01)
+        dist.all_reduce(tensor)
+    assert tensor[0] == 2
+
+
 def a_group_made_again_is_another_one():
     """Torch gives it the same name, and calls of the old one are under way on rank 0."""
     old, new = torch.ones(2), torch.ones(2)
@@ -115,6 +134,8 @@ ctrl_c_is_answered()
 print(f"[{rank}] Ctrl-C is answered", flush=True)
 a_holder_of_the_gil_stalls_nobody()
 print(f"[{rank}] the GIL is not needed", flush=True)
+synchronize_lets_other_threads_run()
+print(f"[{rank}] synchronize() lets other threads run", flush=True)
 a_group_made_again_is_another_one()
 print(f"[{rank}] a group is made again", flush=True)
 workers_may_be_forked()

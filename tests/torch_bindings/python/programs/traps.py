@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 import horon.torch as hvd
+from horon import native
 from interruption import interrupted
 
 folder = pathlib.Path(sys.argv[1])
@@ -104,17 +105,26 @@ def ctrl_c_is_answered():
         assert interrupted(lambda: hvd.allreduce(tensor, name="late", op=hvd.Sum))
         assert interrupted(lambda: hvd.allgather(tensor, name="late"))
         assert interrupted(hvd.barrier)
+        assert interrupted(lambda: native.barrier_within(60), (KeyboardInterrupt,))
         tell("interrupted")
+        native.barrier_within(60)  # the same one
         assert hvd.allreduce(tensor, name="next", op=hvd.Sum)[0] == 2
     else:
         wait_for("interrupted")
         hvd.allreduce(tensor, name="late", op=hvd.Sum)  # rank 0's part has gone on
         hvd.allgather(tensor, name="late")
         hvd.barrier()
+        native.barrier_within(60)
         hvd.allreduce(tensor, name="next", op=hvd.Sum)
 
 
 def ctrl_c_is_answered_in_backward():
+    normalized = hvd.SyncBatchNorm(2)(torch.ones(2 + rank, 2))
+    if rank == 0:
+        assert interrupted(lambda: normalized.sum().backward())
+        tell("interrupted in SyncBatchNorm")
+    else:
+        wait_for("interrupted in SyncBatchNorm")
     model = torch.nn.Linear(2, 2)
     hvd.broadcast_parameters(model.state_dict(), 0)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))

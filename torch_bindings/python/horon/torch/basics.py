@@ -87,7 +87,7 @@ def _communicator(comm):
     if not isinstance(comm, (list, tuple, range)):
         from mpi4py import MPI
         return MPI._addressof(comm), comm
-    if not comm:
+    if not comm or _are_all(comm):
         return 0, None
     try:
         from mpi4py import MPI
@@ -102,6 +102,12 @@ def _communicator(comm):
                          "not in it; call it on those ranks only")
     part = world.Create_group(world.Get_group().Incl(list(comm)))
     return MPI._addressof(part), part
+
+
+def _are_all(ranks):
+    """Whether these are all ranks, by what the launcher says of their number."""
+    count = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE", "")
+    return count.isdigit() and list(ranks) == list(range(int(count)))
 
 
 def keep_session(kept):

@@ -51,7 +51,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
                "gradient_predivide_factor": gradient_predivide_factor}
     if op == Adasum:
         return make_adasum(optimizer, named, compression, options)
-    lists, number = _groups(groups, num_groups, {parameter: name for name, parameter in named})
+    lists, number = _groups(groups, num_groups, _first_names(_that_may_have_gradients(named)))
     reduced = _with_gradients(named)
     if isinstance(optimizer, torch.optim.LBFGS) and native.is_mixed(process_set.of_call()):
         raise ValueError("LBFGS decides by numbers that ranks with and without a GPU round "
@@ -64,7 +64,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         compression=compression.name, passes=backward_passes_per_step,
         predivide_factor=gradient_predivide_factor, groups=lists, num_groups=number,
         sparse_as_dense=dense)
-    optimizer._parameter_names = {parameter: name for name, parameter in named}
+    optimizer._parameter_names = _first_names(named)
     optimizer._options = options
     optimizer._reducer = reducer
     optimizer._is_alone = not process_set.included() or process_set.size() == 1
@@ -250,10 +250,23 @@ def _groups(groups, num_groups, names):
     return [each for each in lists if each], 0
 
 
+def _first_names(named):
+    """By parameter: a tied one has several names, and the reducer knows it by the first."""
+    names = {}
+    for name, parameter in named:
+        names.setdefault(parameter, name)
+    return names
+
+
+def _that_may_have_gradients(named):
+    """Integers can't."""
+    return [(name, parameter) for name, parameter in named
+            if parameter.is_floating_point() or parameter.is_complex()]
+
+
 def _with_gradients(named):
-    """Those that can have gradients, ready for the hooks of C++: integers can't."""
-    reduced = [(name, parameter) for name, parameter in named
-               if parameter.is_floating_point() or parameter.is_complex()]
+    """Those that can have gradients, ready for the hooks of C++."""
+    reduced = _that_may_have_gradients(named)
     _refuse_those_of_ddp(reduced)
     for _, parameter in reduced:
         _prepare_hooks(parameter)
