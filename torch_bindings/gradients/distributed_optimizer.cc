@@ -176,11 +176,11 @@ void OptimizerSteps::synchronize(const Groups& groups, GradientReducer::Passes p
 }
 
 void OptimizerSteps::before_step(const Groups& groups) {
-  // Gradients that backward() has reduced are measured in the step: until then the program may
-  // change them, also through data(), which no version counter shows. It can't change those that
-  // are reduced in here, so they are measured as their buckets arrive.
+  // Until the step the program may change what backward() has reduced, and no version counter shows
+  // it (data()): so that is measured then, and what is reduced in here as it arrives.
   scaling_->forget();
   const Measuring measuring(reducer_.impl_->on_settled, *scaling_);
+  reducer_.impl_->note_joins();
   if (reducer_.impl_->changed_since_synchronize()) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("gradient of \"", reducer_.unsynchronized_parameter(),

@@ -183,6 +183,7 @@ class OptimizerCalls : public ScaledSteps {
 
   // From the next step on; the same on all ranks. Throws Error(InvalidArgument).
   void set_grad_scale(double scale) override { steps_->set_grad_scale(scale); }
+  // The same. With check_finite, by option or knob, NaN and Inf stay an error.
   void set_skip_nonfinite(bool skip) override { steps_->set_skip_nonfinite(skip); }
   double grad_scale() const override { return steps_->grad_scale(); }
   bool skip_nonfinite() const override { return steps_->skip_nonfinite(); }

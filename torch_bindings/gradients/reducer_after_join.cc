@@ -26,6 +26,10 @@ void GradientReducer::Impl::require_session() const {
                    "shutdown(); make a new one after init() (in Python: del this one first)"));
 }
 
+void GradientReducer::Impl::note_joins() {
+  if (settings_.member && !round_) begin_anew_after_join();
+}
+
 // No round is open, and no hook of another thread runs: a join() has no backward() beside it. What
 // this rank has submitted, the others have reduced before the join() ended, in a step that this
 // rank has not made: kept in .grad it would be a value that the others do not hold.
@@ -37,7 +41,7 @@ void GradientReducer::Impl::begin_anew_after_join() {
     Failures failures;  // of a step that is over
     if (bucket.handle != nullptr) failures.run([&] { (void)outcome_of(bucket); });
     for (const size_t slot : bucket.slots()) {
-      if (slots_[slot].is_submitted()) slots_[slot].abandon(/*finished=*/false);
+      if (slots_[slot].is_submitted()) slots_[slot].leave_submitted();
     }
   }
   for (GradientSlot& slot : slots_) {

@@ -95,7 +95,6 @@ bool GradientReducer::Impl::knows_whether_plain(std::optional<std::chrono::nanos
   if (!*round_->is_plain) return true;
   looks_.fingerprints_were_alike();
   totals_.participants = heard->participants;
-  totals_.next_total = number_.total + 1;
   round_->has_results = true;
   return true;
 }

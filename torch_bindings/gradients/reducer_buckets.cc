@@ -53,6 +53,7 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
   require_session();
   finish_given_up_round();
   const PlainMode plain;
+  if (!slots_.empty()) catch_up_with_buckets();
   const size_t first_slot = slots_.size();
   std::vector<GradientLayout> added;
   NamedTensors accepted, left_out;
@@ -78,9 +79,7 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
     require_device(added.front().device, added.front().name, added);
   }
   if (!added.empty() && added.front().device.is_cuda()) {
-    const std::string why = settings_.member
-                                ? ops::runtime().unavailable(settings_.set, DeviceKind::Cuda)
-                                : ops::gpu()->unavailable(settings_.ranks);
+    const std::string why = ops::runtime().unavailable(settings_.set, DeviceKind::Cuda);
     if (!why.empty()) {
       throw Error(ErrorCode::InvalidArgument,
                   core::concat("parameter \"", added.front().name, "\" is on ",
@@ -281,6 +280,13 @@ void GradientReducer::Impl::rebuild_if_changed() {
   rebuild(std::move(layouts));
 }
 
+// Other ranks may have rebuilt theirs, as this one has heard too, while it waited in join().
+void GradientReducer::Impl::catch_up_with_buckets() {
+  if (alone_ || round_) return;
+  begin_anew_after_join();
+  if (!open_) rebuild_if_changed();
+}
+
 // Gradients that have been sparse on all ranks are expected to be so again: they need no bucket.
 // Only while no rank has joined: it would not hear of this, and would go on with other buckets.
 void GradientReducer::Impl::learn_sparse() {
@@ -305,12 +311,12 @@ void GradientReducer::Impl::before_zeroing_in_place() {
   const PlainMode plain;
   for (GradientSlot& slot : slots_) {
     at::Tensor& grad = slot.parameter().mutable_grad();
-    if (!grad.defined() || grad.layout() != at::kStrided) continue;
-    if (!slot.is_submitted()) {
-      slot.forget_older();  // zeroed with the rest, though it may be kept aside
-      continue;
+    if (!grad.defined()) continue;
+    if (slot.is_submitted() && grad.layout() == at::kStrided) {
+      grad = at::zeros_like(slot.view());
+    } else {
+      slot.zeroed_in_place();
     }
-    grad = at::zeros_like(slot.view());
   }
 }
 

@@ -103,6 +103,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   std::string name_of(const at::Tensor& parameter) const;
   // A gradient has come since the step was synchronized, and nothing will reduce it by itself.
   bool changed_since_synchronize() const;
+  // A join() has ended the step that this rank was in.
+  void note_joins();
   // A round of this step has ended, and no gradient has come since.
   bool is_behind_a_round() const;
   void set_weight(double weight);
@@ -190,6 +192,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void check_left_out() const;
   void rebuild(std::vector<GradientLayout> layouts);
   void rebuild_if_changed();
+  void catch_up_with_buckets();
   void keep_memory_for_graphs();
   void learn_sparse();
 

@@ -120,6 +120,7 @@ void GradientReducer::Impl::begin_round(bool early) {
   const PlainMode plain;
   late_.clear();
   totals_ = {};
+  totals_.next_total = number_.total + 1;  // unless the ranks agree on another one
   scale_ = number_share_ = 1;
   round_->early = early;
   round_->is_captured = current_stream_is_captured(settings_.device);

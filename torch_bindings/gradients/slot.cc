@@ -75,6 +75,13 @@ void GradientSlot::move_to(const GradientBucket& bucket, size_t part) {
   part_number_ = part;
   view_ = bucket.make_view(part);
   neutral_ = false;
+  if (extras_ && extras_->older_values.defined()) {
+    if (extras_->older_values.sizes() != view_.sizes()) {
+      forget_older();
+    } else {
+      extras_->older_values = copy_like(view_, extras_->older_values);
+    }
+  }
   if (!moves) return;
   grad().reset();
   if (before.sizes() != view_.sizes()) return;  // values of another shape mean nothing any more
@@ -106,6 +113,7 @@ void GradientSlot::put_back_aside() {
 void GradientSlot::before_accumulate(std::optional<double> weight) {
   at::Tensor& current = grad();
   if (!is_submitted() && !extras_ && !current.defined()) return;  // most of them
+  look_for_zeroing();
   if (!fired_ && is_older_sparse(current)) {
     aside_ = std::move(current);
     return;
@@ -158,6 +166,7 @@ GradientSlot::Arrival GradientSlot::after_accumulate(bool narrow) {
     return Arrival::Nothing;
   }
   fired_ = true;
+  note_version();
   return std::exchange(state_, State::Filled) == State::Idle ? Arrival::First : Arrival::Again;
 }
 
@@ -214,10 +223,11 @@ double GradientSlot::weigh(std::optional<double> weight, bool present) {
 }
 
 bool GradientSlot::prepare_submission(std::optional<double> weight, bool is_shown) {
+  look_for_zeroing();
   at::Tensor& current = grad();
   bool present = state_ == State::Filled;
   // The gradient may contain an older value, though the program has written to it.
-  const bool extends = present && !holds(current) && was_kept(current);
+  const bool extends = !holds(current) && was_kept(current);
   // The program can change our own tensor (grad().set_data()); then the bucket needs a new view.
   if (!holds(view_)) view_ = bucket_->make_view(part_number_);
   if (narrowed_) {

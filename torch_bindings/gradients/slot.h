@@ -84,11 +84,13 @@ class GradientSlot {
   void count_as_new();
   // Idle, and no round follows: what a hook has done to an older value is undone.
   void put_back_older_value() {
-    if (extras_ && state_ == State::Idle && extras_->has_older) undo_older_value();
+    if (has_older() && state_ == State::Idle && !was_kept(grad())) undo_older_value();
   }
 
   // What was in .grad before this step counts no more.
   void forget_older();
+  // The program zeroes .grad in place, and means what is kept aside of it, too.
+  void zeroed_in_place();
 
   // The bucket is about to be submitted: makes its memory hold this rank's contribution. False: it
   // has none, and the memory holds the neutral element (or an older value that is still in .grad).
@@ -123,6 +125,8 @@ class GradientSlot {
   // The round will not take place: what has been gathered counts as a gradient of this rank's in
   // the next one, from memory of its own. Not after the submission.
   void gather_anew();
+  // The same after the submission: nothing of it counts. An older value that was kept aside stays.
+  void leave_submitted();
   // Without a result: the round is given up. Unless `finished`, .grad leaves the bucket's memory.
   void abandon(bool finished);
 
@@ -193,6 +197,7 @@ class GradientSlot {
     at::Tensor sparse;
     bool sparse_is_older = false;  // it is only what .grad held before this round
     at::Tensor older_sparse;       // what .grad held, where new gradients have come
+    int64_t version = 0;           // of .grad when the last gradient came
   };
 
   static uint8_t round_bit(int64_t round) {
@@ -218,6 +223,10 @@ class GradientSlot {
     return *extras_;
   }
   bool has_older() const { return extras_ && extras_->has_older; }
+  bool keeps_older_aside() const {
+    return (has_older() && settings_.adds_older_value()) ||
+           (extras_ && extras_->older_sparse.defined());
+  }
   // .grad stands for what was submitted, or for a late part.
   bool is_represented() const { return state_ == State::Reducing || has_late(); }
   bool has_late() const { return extras_ && extras_->late.defined(); }
@@ -231,6 +240,8 @@ class GradientSlot {
   bool narrow(const at::Tensor& gradient);
   void pack_unlike(const at::Tensor& gradient);
   void use_older_value();
+  void note_version();
+  void look_for_zeroing();
   void restore_older_value();
   void keep_older_value();
   void add_older_value();
@@ -265,7 +276,8 @@ class GradientSlot {
   size_t part_number_ = 0;  // in the bucket
   // A gradient that was narrowed stays in .grad until its bucket is submitted, since autograd may
   // add to it; one with a graph (create_graph) stays in .grad until the end of the round. A strong
-  // reference would be a cycle: parameter, gradient, graph, parameter.
+  // reference would be a cycle: parameter, gradient, graph, parameter. Idle: what a join() has left
+  // over above an older value.
   WeakTensor kept_;
   int64_t kept_version_ = 0;
   // The sparse result of an earlier round, if it is still in .grad.

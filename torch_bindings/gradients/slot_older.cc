@@ -1,8 +1,10 @@
 // The value that .grad holds from before a round, to which new gradients are added.
+#include <memory>
 #include <utility>
 
 #include "horon/torch_bindings/gradients/slot.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
+#include "horon/torch_bindings/tensors/stream_order.h"
 
 namespace horon::torch_detail {
 
@@ -44,27 +46,76 @@ void GradientSlot::count_as_new() {
   at::Tensor& current = grad();
   const PlainMode plain;
   const double share = settings_.share_as_new();
+  put_back_older_value();
   count_sparse_as_new(share);
-  if (!holds(current)) return;
-  if (state_ == State::Idle) {  // as a tensor of the program's
+  if (!current.defined() || is_submitted()) return;
+  if (has_older() && settings_.adds_older_value() && (holds(current) || was_kept(current))) {
+    current.detach().add_(extras_->older_values, share);
+    forget_older();
+  } else if (holds(current) && state_ == State::Idle) {  // as a tensor of the program's
     current = view_.clone();
     if (share != 1) current.mul_(share);
-  } else if (state_ == State::Filled && settings_.adds_older_value()) {
-    if (has_older()) view_.add_(extras_->older_values, share);
-    forget_older();
   }
 }
 
+// What is kept aside stays there: ranks that have gathered nothing hold it as an older value too.
 void GradientSlot::gather_anew() {
   put_back_aside();
   put_back_older_value();
   if (state_ != State::Filled) return;
-  count_as_new();
   at::Tensor& current = grad();
   const PlainMode plain;
+  std::unique_ptr<Extras> older;
+  if (!settings_.adds_older_value()) {
+    count_as_new();
+  } else if (keeps_older_aside() && (holds(current) || was_kept(current))) {
+    older = std::move(extras_);
+  }
   if (holds(current)) current = view_.clone();
   neutral_ = false;
   end_round();
+  if (older == nullptr) return;
+  extras_ = std::move(older);
+  keep(current);
+  note_version();
+}
+
+void GradientSlot::leave_submitted() {
+  put_back_aside();
+  at::Tensor& current = grad();
+  if (holds(current) || was_kept(current)) {
+    const bool stays =
+        state_ == State::Reducing && is_own_ && has_older() && settings_.adds_older_value();
+    const PlainMode plain;
+    if (stays) view_.copy_(extras_->older_values);
+    current = stays ? view_ : at::Tensor();
+  }
+  neutral_ = false;
+  end_round();
+}
+
+void GradientSlot::zeroed_in_place() {
+  forget_older();
+  if (extras_) extras_->older_sparse.reset();
+}
+
+void GradientSlot::note_version() {
+  const at::Tensor& current = grad();
+  if (keeps_older_aside() && !current.is_inference()) extras_->version = current._version();
+}
+
+// The program may do so without a call that this reducer hears of: zero_grad() of a module.
+void GradientSlot::look_for_zeroing() {
+  if (!keeps_older_aside()) return;
+  const at::Tensor& current = grad();
+  if (!current.defined() || current.is_inference() || !(fired_ || was_kept(current))) return;
+  const bool is_sparse = current.layout() == at::kSparse;
+  if (is_older_sparse(current) || (is_submitted() && !is_sparse)) return;
+  if (current._version() == extras_->version) return;
+  if (current_stream_is_captured(current.device())) return;  // values can't be read there
+  const PlainMode plain;
+  const at::Tensor values = is_sparse ? current._values() : current;
+  if (values.count_nonzero().item<int64_t>() == 0) zeroed_in_place();
 }
 
 void GradientSlot::add_older_value() {

@@ -34,6 +34,7 @@ GradientSlot::Arrival GradientSlot::sparse_arrived(at::Tensor& gradient) {
   const PlainMode plain;
   check_shape(gradient);
   if (gradient.layout() == at::kStrided) gradient = gradient.to_sparse(1);
+  note_version();
   return std::exchange(fired_, true) ? Arrival::Again : Arrival::First;
 }
 
@@ -52,6 +53,7 @@ void GradientSlot::count_sparse_as_new(double share) {
 void GradientSlot::collect_sparse(std::optional<double> weight) {
   if (settings_.sparse_as_dense) return;
   put_back_aside();
+  look_for_zeroing();
   const at::Tensor& current = grad();
   if (!current.defined()) return;  // dropped by the program, or never there
   at::Tensor older = extras_ ? extras_->older_sparse : at::Tensor();
@@ -62,7 +64,7 @@ void GradientSlot::collect_sparse(std::optional<double> weight) {
     check_shape(current);
     values = (current.layout() == at::kStrided ? current.to_sparse(1) : current).detach();
   }
-  const bool is_older = !values.defined() && !fired_;
+  const bool is_older = is_older_sparse(current) && !fired_;
   if (older.defined()) {
     if (settings_.adds_older_value()) {
       extras().older_sparse = older;

@@ -271,6 +271,23 @@ TEST(BucketOrder, ComesWhenAllRanksTakePart) {
   EXPECT_TRUE(chain.neighbours_share_buckets());
 }
 
+// One rank has heard of the order, and comes back when the others have used it.
+TEST(BucketOrder, IsThatOfTheOthersWhereParametersAreAddedAfterAJoin) {
+  const Chain chain(kApart);
+  GradientReducer reducer(chain.parameters, in_threes());
+  for (int i = 0; i < 2; ++i) chain.step(reducer);
+  if (rank() < size() - 1) {
+    chain.forget();
+    chain.backward(chain.order);
+    reducer.synchronize();
+  }
+  join();
+  const at::Tensor more = leaf({kElements});
+  reducer.add_parameters({{"more", more}});
+  for (int i = 0; i < 2; ++i) ASSERT_EQ(error_of([&] { chain.step(reducer); }), "no error");
+  EXPECT_EQ(reducer.statistics().reorders, reorders_where_many(1));
+}
+
 TEST(BucketOrder, ChangesNoBits) {
   std::vector<std::vector<at::Tensor>> results;
   for (const bool learns : {false, true}) {

@@ -140,6 +140,46 @@ TEST(OlderGradient, StaysInAnAverageOverPassesWhereNothingComes) {
   }
 }
 
+// It is kept aside then, where .grad = 0 does not reach it.
+TEST(OlderGradient, IsGoneOnceTheProgramZeroesWhatHasComeSince) {
+  for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
+    for (const bool with_graph : {false, true}) {
+      for (const bool by_optimizer : {false, true}) {
+        for (const bool backward_after : {true, false}) {
+          const at::Tensor w = leaf({3});
+          auto optimizer = sgd({{"w", w}}, alone(op));
+          weighted(w, 1).backward();
+          {
+            const auto quiet = optimizer.no_sync();
+            weighted(w, 9).backward({}, true, with_graph);
+          }
+          if (by_optimizer) {
+            optimizer.zero_grad(/*set_to_none=*/false);
+          } else {
+            w.mutable_grad().zero_();
+          }
+          if (backward_after) weighted(w, 2).backward();
+          optimizer.synchronize();
+          expect_gradient(w, backward_after ? reduced(op, 2, 2) : 0);
+        }
+      }
+    }
+  }
+}
+
+// What has come is zero, and nobody has zeroed it.
+TEST(OlderGradient, StaysUnderZeros) {
+  const at::Tensor w = leaf({3});
+  GradientReducer reducer({{"w", w}}, alone(ReduceOp::Sum));
+  weighted(w, 1).backward();
+  {
+    const auto quiet = reducer.no_sync();
+    for (int pass = 0; pass < 2; ++pass) weighted(w, 0).backward();
+  }
+  weighted(w, 2).backward();
+  expect_gradient(w, reduced(ReduceOp::Sum, 3, 3));
+}
+
 TEST(OlderGradient, IsGoneOnceTheProgramReplacesItAndWhatHasComeSince) {
   for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
     const at::Tensor w = leaf({3});

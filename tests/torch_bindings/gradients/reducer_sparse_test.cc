@@ -3,7 +3,10 @@
 #include <string>
 #include <vector>
 
+#include <torch/optim/sgd.h>
+
 #include "horon/tests/torch_bindings/gradients/gradient_support.h"
+#include "horon/torch_bindings/gradients/distributed_optimizer.h"
 
 namespace horon::reducer_sparse_test {
 namespace {
@@ -172,6 +175,48 @@ TEST(SparseReducer, TheOlderValueStaysIfOneOfNoWeightComes) {
   looked_up(table, rank()).backward();
   reducer.synchronize();
   expect_sparse(table, 2 * older);
+}
+
+// In the middle of a step it is kept aside, where zeroing .grad does not reach it.
+TEST(SparseReducer, TheOlderValueIsGoneOnceTheProgramZeroesWhatHasComeSince) {
+  for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Sum}) {
+    for (const bool by_optimizer : {true, false}) {
+      for (const bool backward_after : {true, false}) {
+        const at::Tensor table = table_of();
+        GradientReducerOptions options = sparse_options(op);
+        options.wait_in = WaitIn::Backward;
+        DistributedOptimizer optimizer(::torch::optim::SGD({table}, 1.0), {{"table", table}},
+                                       options);
+        looked_up(table, rank()).backward();
+        {
+          const auto quiet = optimizer.no_sync();
+          looked_up(table, rank()).backward();
+        }
+        if (by_optimizer) {
+          optimizer.zero_grad(/*set_to_none=*/false);
+        } else {
+          table.mutable_grad().zero_();
+        }
+        if (backward_after) looked_up(table, rank()).backward();
+        optimizer.synchronize();
+        expect_sparse(table, dense_sum() * (backward_after ? 1 : 0) / divisor(op));
+      }
+    }
+  }
+}
+
+// A gradient without any rows is none that was zeroed.
+TEST(SparseReducer, TheOlderValueStaysUnderAGradientWithoutRows) {
+  const at::Tensor table = table_of();
+  GradientReducerOptions options = sparse_options(ReduceOp::Sum);
+  GradientReducer reducer({{"table", table}}, options);
+  looked_up(table, rank()).backward();
+  reducer.synchronize();
+  const at::Tensor no_rows = at::zeros({0}, at::kLong);
+  at::embedding(table, no_rows, -1, false, true).sum().backward();
+  looked_up(table, rank()).backward();
+  reducer.synchronize();
+  expect_sparse(table, 2 * dense_sum());
 }
 
 // Also where a new one has come already.

@@ -1,6 +1,7 @@
 // Replicas that have gone apart are found, and others are left in peace.
 #include <cmath>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -179,6 +180,27 @@ TEST(Replicas, OfAParameterThatComesNearZeroMayDifferAsBefore) {
   std::string error;
   for (int i = 0; i < 8 && error.empty(); ++i) error = text_of_error(step);
   EXPECT_THAT(error, AllOf(StartsWith(kMismatch), HasSubstr("\"w\"")));
+}
+
+// As many rounds as before may have rounded them.
+TEST(Replicas, MayDifferAsBeforeAfterARoundThatWasGivenUp) {
+  const at::Tensor w = leaf({300}, at::kDouble), v = leaf({2}, at::kDouble);
+  GradientReducer reducer({{"w", w}, {"v", v}}, alone());
+  const auto round = [&] {
+    w.mutable_grad().reset();
+    weighted(w, 1).backward();
+    reducer.synchronize();
+  };
+  for (int i = 0; i < 400; ++i) round();
+  if (rank() == 0) w.detach().add_(std::ldexp(40, -23));
+  w.mutable_grad().reset();
+  const at::Tensor hidden = w * 1;
+  if (rank() == 0) {
+    hidden.register_hook(
+        [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("on purpose"); });
+  }
+  EXPECT_ANY_THROW((hidden.sum() + weighted(v, 1)).backward());  // which comes to v first
+  EXPECT_EQ(error_of(round), "no error");
 }
 
 // Ranks that have missed rounds in a join() go on to compare the same elements.
