@@ -17,16 +17,15 @@ namespace {
 
 constexpr int kTag = 0;
 constexpr int kLastTag = 1;  // of a message that says that no more will come
-// A call takes no more messages from MPI than this: a flood must not hold up the caller, nor fill
-// its memory.
-constexpr size_t kArrivalsMax = 64;
 // How long the end waits for the others, who have ended too: this one may have been stopped.
 constexpr std::chrono::seconds kSettleMax{1};
 
 }  // namespace
 
-MpiTransport::MpiTransport(const MpiBootstrap& bootstrap, const WaitPolicy& policy)
+MpiTransport::MpiTransport(const MpiBootstrap& bootstrap, const WaitPolicy& policy,
+                           size_t arrivals_max)
     : library_(bootstrap.library()),
+      arrivals_max_(arrivals_max),
       policy_(policy),
       rank_(bootstrap.topology().rank),
       size_(bootstrap.topology().size),
@@ -153,7 +152,7 @@ std::optional<MpiTransport::Matched> MpiTransport::match_next() {
 // there was no memory stays matched, and has its turn in the next call.
 void MpiTransport::take_arrivals() {
   const MpiLook look;
-  while (arrivals_.size() < kArrivalsMax) {
+  while (arrivals_.size() < arrivals_max_) {
     if (!matched_) matched_ = match_next();
     if (!matched_) break;
     Arrival arrival;
@@ -172,6 +171,9 @@ void MpiTransport::take_arrivals() {
     check_mpi(MPI_Test(&arrival.request, &done, MPI_STATUS_IGNORE), "MPI_Test");
     arrival.complete = done != 0;
   }
+  // It has been matched, which is all that its sender waits for, and would take a place for ever.
+  std::erase_if(arrivals_,
+                [](const Arrival& arrival) { return arrival.complete && arrival.is_last; });
 }
 
 std::optional<Transport::Message> MpiTransport::receive() {
@@ -181,7 +183,7 @@ std::optional<Transport::Message> MpiTransport::receive() {
   // A short message may be complete before a long one that the same rank sent earlier: it waits for
   // its turn.
   for (auto arrival = arrivals_.begin(); arrival != arrivals_.end(); ++arrival) {
-    if (!arrival->complete || arrival->is_last) continue;
+    if (!arrival->complete) continue;
     const auto same = [&](const Arrival& earlier) { return earlier.from == arrival->from; };
     if (std::any_of(arrivals_.begin(), arrival, same)) continue;
     Message message = {arrival->from, std::move(arrival->bytes)};

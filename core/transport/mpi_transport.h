@@ -4,6 +4,7 @@
 // that have come are ever received, so at shutdown there is no receive to cancel.
 #pragma once
 
+#include <cstddef>
 #include <deque>
 #include <vector>
 
@@ -19,7 +20,9 @@ namespace horon::core {
 // call blocks.
 class MpiTransport final : public Transport {
  public:
-  MpiTransport(const MpiBootstrap& bootstrap, const WaitPolicy& policy);
+  // receive() takes no more than `arrivals_max` messages from MPI ahead of its caller: a flood must
+  // neither hold that up nor fill its memory.
+  MpiTransport(const MpiBootstrap& bootstrap, const WaitPolicy& policy, size_t arrivals_max = 64);
   // Waits, for at most a second, until all ranks end theirs and nothing is under way between them.
   // Whatever has not been received is lost.
   ~MpiTransport() override;
@@ -65,6 +68,7 @@ class MpiTransport final : public Transport {
   void take_arrivals();
 
   const MpiLibrary& library_;
+  const size_t arrivals_max_;
   const WaitPolicy policy_;
   MPI_Comm communicator_ = MPI_COMM_NULL;
   bool abandoned_ = false;

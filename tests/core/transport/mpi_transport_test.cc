@@ -198,6 +198,29 @@ TEST(MpiTransport, WhatComesLateReachesNoLaterOne) {
   while (!later.flushed()) continue;
 }
 
+// What those who have ended leave takes no place from the messages of others.
+TEST(MpiTransport, ThoseWhoHaveEndedStopNobodyElse) {
+  const MpiLibrary library;
+  const MpiBootstrap bootstrap(library);
+  if (test_size() < 3) GTEST_SKIP() << "needs three ranks";
+  auto transport = std::make_unique<MpiTransport>(bootstrap, WaitPolicy(), /*arrivals_max=*/1);
+  const auto next = [&] {
+    std::optional<Transport::Message> message;
+    while (!message) message = transport->receive();
+    return *message;
+  };
+  if (test_rank() == 2) transport->send(0, Bytes(9, std::byte{2}));
+  if (test_rank() == 1) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // rank 2 is at its end
+    transport->send(0, Bytes(9, std::byte{1}));
+  }
+  if (test_rank() == 0) {
+    EXPECT_EQ(next().from, 2);
+    EXPECT_EQ(next().from, 1);
+  }
+  transport.reset();
+}
+
 // A rank that does not come to its end, as it is stopped, keeps the others for a moment only.
 TEST(MpiTransport, TheEndWaitsForNobodyForEver) {
   const MpiLibrary library;
