@@ -9,7 +9,7 @@ namespace horon {
 inline constexpr std::string_view kHeaderVersion = "0.1.0";
 
 // The version of the library: "0.1.0", followed by "+" and the commit if the sources were a git
-// checkout: "0.1.0+2a3d02d1f0".
+// checkout: "0.1.0+2a3d02d1f0". In a build with tests, the commit is that of the last run of CMake.
 std::string_view version();
 
 // For init(): throws Error(Config) naming both versions if a program's headers are of another major

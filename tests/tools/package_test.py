@@ -21,7 +21,7 @@ BUILD, TORCH_ROOT = (sys.argv + ["build", ""])[1:3]
 del sys.argv[1:3]  # the rest is for unittest: names of tests
 # The machine's own choice of a LibTorch must not decide these tests.
 CLEAN = {name: value for name, value in os.environ.items()
-         if name not in ("Torch_DIR", "CMAKE_PREFIX_PATH")}
+         if name not in ("Torch_DIR", "Torch_ROOT", "CMAKE_PREFIX_PATH")}
 
 
 def call(*command, **variables):
@@ -250,6 +250,42 @@ class Package(unittest.TestCase):
         rules = self.folder / "wheel/torch_bindings/python/cmake_install.cmake"
         self.assertEqual(set(re.findall(r"tools/(horonrun_[^\"]+)", rules.read_text())), modules)
 
+    def test_without_tools_horonrun_is_installed(self):
+        """Also: a folder that the compiler searches anyway is not put in front of the others."""
+        eigen = self.folder / "eigen"
+        eigen.mkdir()
+        (eigen / "Eigen3Config.cmake").write_text(
+            "add_library(Eigen3::Eigen INTERFACE IMPORTED)\n"
+            "target_include_directories(Eigen3::Eigen INTERFACE /usr/include)\n")
+        code, told = self.configure_horon(
+            "no_tools", "-DHORON_CUDA=OFF", "-DHORON_TORCH=OFF", f"-DEigen3_DIR={eigen}",
+            "-DHORON_NVTX_INCLUDE_DIR=/usr/include")
+        self.assertEqual(code, 0, told)
+        rules = (self.folder / "no_tools/cmake_install.cmake").read_text()
+        programs = {file.name for file in (SOURCES / "tools").glob("horonrun*")}
+        self.assertEqual(set(re.findall(r"tools/(horonrun[^\"]*)", rules)), programs)
+        self.assertNotRegex((self.folder / "no_tools/build.ninja").read_text(),
+                            r"-isystem /usr/include\s")
+
+    def test_rpaths_of_an_installer_are_kept(self):
+        code, told = self.configure_horon(
+            "rpath", "-DHORON_CUDA=OFF", "-DHORON_TORCH=OFF", "-DBUILD_SHARED_LIBS=ON",
+            "-DHORON_TOOLS=ON", "-DHORON_BENCH=ON", "-DCMAKE_INSTALL_RPATH=/of/spack;/of/mpi")
+        self.assertEqual(code, 0, told)
+        for folder, own in ((".", ""), ("tools", "/../lib"), ("bench", "/../lib")):
+            rules = (self.folder / "rpath" / folder / "cmake_install.cmake").read_text()
+            self.assertRegex(rules, rf'"\\\$ORIGIN{own}\w*:/of/spack:/of/mpi"', folder)
+
+    def test_python_of_a_build_of_many_kinds(self):
+        code, told = call("cmake", "-S", SOURCES, "-B", self.folder / "many", "-G",
+                          "Ninja Multi-Config", "-DHORON_CUDA=OFF", "-DHORON_TESTS=OFF",
+                          "-DHORON_BENCH=OFF", "-DHORON_TOOLS=OFF", "-DHORON_PYTHON_PACKAGE=ON",
+                          f"-DHORON_PYTHON_EXECUTABLE={self.python_of_the_package()}",
+                          f"-DCMAKE_PREFIX_PATH={TORCH_ROOT}")
+        self.assertEqual(code, 0, told)
+        rules = (self.folder / "many/CMakeFiles/impl-Release.ninja").read_text()
+        self.assertRegex(rules, r"(?m)^build python/horon/_native")
+
     def test_tests_need_static_libraries(self):
         code, told = call("cmake", "-S", SOURCES, "-B", self.folder / "tests", "-G", "Ninja",
                           "-DBUILD_SHARED_LIBS=ON", "-DHORON_TESTS=ON", "-DHORON_TORCH=OFF")
@@ -265,11 +301,41 @@ class Package(unittest.TestCase):
             (link / name).symlink_to(pathlib.Path(TORCH_ROOT) / name)
         for name, option in (("target", f"-DOUTER_TORCH_ROOT={link}"),
                              ("torch_dir", f"-DTorch_DIR={link}/share/cmake/Torch"),
-                             ("prefix_path", f"-DCMAKE_PREFIX_PATH={self.prefix};{link}")):
+                             ("prefix_path", f"-DCMAKE_PREFIX_PATH={self.prefix};{link}"),
+                             ("root", f"-DTorch_ROOT={link}"),
+                             # torch.utils.cmake_prefix_path
+                             ("torch_path", f"-DCMAKE_PREFIX_PATH={self.prefix};{link}/share/cmake")
+                             ):
             (link / "share/cmake/Torch").mkdir(parents=True, exist_ok=True)
             code, told = self.configure("with_" + name, option)
             self.assertEqual(code, 0, told)
             self.assertIn(f"in {link}\n", told, name)
+
+    @unittest.skipUnless(TORCH_ROOT, "this build has no LibTorch")
+    def test_a_part_of_another_build_leaves_its_python_alone(self):
+        code, told = self.configure("part_with_torch", f"-DHORON_SOURCES={SOURCES}",
+                                    f"-DCMAKE_PREFIX_PATH={TORCH_ROOT}", "-DHORON_CUDA=OFF")
+        self.assertEqual(code, 0, told)
+        self.assertIn("has horon::torch", told)
+        self.assertNotIn("Python", told)
+
+    @unittest.skipUnless(TORCH_ROOT, "this build has no LibTorch")
+    def test_cuda_of_libtorch_that_was_insisted_on_is_linked_without_a_driver(self):
+        torch = self.folder / "torch_with_cuda"
+        self.make_torch(torch, ("2", "99", "0"), b"_ZNSt7__cxx1112basic_stringIc\n")
+        (torch / "lib/libtorch_cuda.so").touch()
+        code, told = self.configure_horon("insists", "-DHORON_TORCH_CUDA=ON",
+                                          "-DHORON_PYTHON_PACKAGE=OFF",
+                                          f"-DCMAKE_PREFIX_PATH={torch}")
+        self.assertEqual(code, 0, told)
+        prefix = self.folder / "insists_prefix"
+        shutil.copytree(self.prefix, prefix)
+        config, = prefix.glob("lib*/cmake/horon/horonConfig.cmake")
+        shutil.copy(self.folder / "insists/horonConfig.cmake", config)
+        for name, options in ("linked", []), ("left_out", ["-DHORON_TORCH_CUDA=OFF"]):
+            code, told = self.configure(name, f"-DCMAKE_PREFIX_PATH={prefix};{torch}", *options)
+            self.assertEqual(code, 0, told)
+            self.assertEqual("LibTorch: with CUDA" in told, not options, told)
 
     @unittest.skipUnless(TORCH_ROOT, "this build has no LibTorch")
     def test_unfit_libtorch_is_named(self):

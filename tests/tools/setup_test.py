@@ -21,6 +21,7 @@ STUBS = {
     "dpkg-query": 'for name in "$@"; do case " $MISSING -W " in *" $name "*) ;; '
                   '*) echo "$name installed" ;; esac; done',
     "apt-cache": "exit 0",
+    "python3": "exit 0",
     "apt-get": 'echo "$*" >> "$CALLS"; case " $* " in *" $FAILS "*) exit 100 ;; esac',
 }
 
@@ -42,13 +43,13 @@ class Setup(unittest.TestCase):
         (self.at / "tools").mkdir()
         shutil.copy(SETUP, self.at / "tools/setup")
 
-    def setup_with(self, missing, root=True, fails="nothing"):
+    def setup_with(self, missing, root=True, fails="nothing", options=("--no-torch",), **variables):
         return subprocess.run(
-            ["bash", self.at / "tools/setup", "--no-torch", "--no-cuda"], capture_output=True,
+            ["bash", self.at / "tools/setup", "--no-cuda", *options], capture_output=True,
             text=True, check=False, timeout=60,
             env={"PATH": str(self.programs), "TMPDIR": str(self.at), "MISSING": missing,
                  "USER_ID": "0" if root else "1000", "FAILS": fails,
-                 "CALLS": str(self.at / "calls")})
+                 "CALLS": str(self.at / "calls"), **variables})
 
     def calls(self):
         path = self.at / "calls"
@@ -75,6 +76,22 @@ class Setup(unittest.TestCase):
         done = self.setup_with(f"{OPTIONAL} cmake")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn(f"install -y --no-install-recommends cmake {OPTIONAL}\n", self.calls())
+
+    def test_a_libtorch_that_is_there_is_named(self):
+        root = self.at / "torch"
+        (root / "lib").mkdir(parents=True)
+        (root / "lib/libtorch_cpu.so").touch()
+        cmake = root / "share/cmake"
+        (cmake / "Torch").mkdir(parents=True)
+        for name, value in (("Torch_DIR", cmake / "Torch"), ("Torch_ROOT", root),
+                            ("Torch_ROOT", cmake / "Torch"), ("CMAKE_PREFIX_PATH", root),
+                            ("CMAKE_PREFIX_PATH", f"/nowhere:{cmake}"),
+                            ("CMAKE_PREFIX_PATH", f"{cmake}/")):
+            with self.subTest(name=name, value=value):
+                done = self.setup_with("", options=(), **{name: str(value)})
+                self.assertEqual(done.returncode, 0, done.stderr)
+                named = pathlib.Path(done.stdout.split("LibTorch: ")[1].strip())
+                self.assertEqual(named.resolve(), root.resolve())
 
 
 if __name__ == "__main__":

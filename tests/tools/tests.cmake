@@ -15,6 +15,7 @@ if(NOT HORON_SANITIZE)
            ${PROJECT_SOURCE_DIR}/tools/setup)
   add_test(NAME gpu_check_test COMMAND Python3::Interpreter ${horon_tools_tests}/gpu_check_test.py
            ${PROJECT_SOURCE_DIR})
+  add_test(NAME find_test COMMAND Python3::Interpreter ${horon_tools_tests}/find_test.py)
 
   # Each header of core and ops compiles alone: those that no source of the library includes first,
   # as house_rules demands it of X.h in X.cc, are compiled here. What fails here fails the build.

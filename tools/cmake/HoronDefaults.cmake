@@ -64,6 +64,17 @@ if(Git_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/.git)
                   WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE HORON_GIT_HASH
                   OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 endif()
+# A build for use follows the commit: CMake runs again, and version.cc is compiled again. With tests
+# it stays that of the last run of CMake, since each commit would link all their programs again.
+if(HORON_GIT_HASH AND NOT HORON_TESTS)
+  execute_process(COMMAND ${GIT_EXECUTABLE} rev-parse --git-path logs/HEAD
+                  WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE horon_git_log
+                  OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  cmake_path(ABSOLUTE_PATH horon_git_log BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
+  if(EXISTS ${horon_git_log})  # git can be told to keep no such file
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${horon_git_log})
+  endif()
+endif()
 
 # horon_public_headers(FILES...): the headers that programs may include, relative to this folder of
 # the sources. Only these are installed; package_test compares them with what the entry points
@@ -79,17 +90,31 @@ endfunction()
 configure_file(${CMAKE_CURRENT_LIST_DIR}/exports.map.in ${PROJECT_BINARY_DIR}/exports.map @ONLY)
 set(HORON_EXPORTS ${PROJECT_BINARY_DIR}/exports.map)
 function(horon_library name exported_name)
+  set(rpaths "$ORIGIN" ${CMAKE_INSTALL_RPATH})  # package managers give theirs there
   add_library(${name})
   add_library(horon::${exported_name} ALIAS ${name})
   # Without DEFINE_SYMBOL the objects of both kinds of library are the same.
   set_target_properties(${name} PROPERTIES EXPORT_NAME ${exported_name} DEFINE_SYMBOL ""
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
-    LINK_DEPENDS ${HORON_EXPORTS} INSTALL_RPATH "$ORIGIN")
+    LINK_DEPENDS ${HORON_EXPORTS} INSTALL_RPATH "${rpaths}")
   get_target_property(type ${name} TYPE)
   if(type STREQUAL "SHARED_LIBRARY")
     target_link_options(${name} PRIVATE LINKER:--version-script=${HORON_EXPORTS}
                         LINKER:--no-undefined)
   endif()
+endfunction()
+
+# horon_system_includes(SOURCE FOLDERS...): headers of others for one source of horon_core. Not a
+# folder that the compiler searches anyway: put in front, it would hide from C++'s <cstdlib> the
+# <stdlib.h> that comes after it.
+function(horon_system_includes source)
+  foreach(folder ${ARGN})
+    file(REAL_PATH ${folder} real_folder)
+    if(NOT real_folder IN_LIST CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES)
+      set_property(SOURCE ${source} TARGET_DIRECTORY horon_core APPEND PROPERTY
+                   COMPILE_OPTIONS -isystem ${folder})
+    endif()
+  endforeach()
 endfunction()
 
 # horon_target(NAME): warnings and sanitizers for the project's own code. Warnings are errors with

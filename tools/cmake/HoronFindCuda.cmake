@@ -1,20 +1,24 @@
 # Decides whether GPUs are built in: HORON_CUDA=AUTO takes CUDA where nvcc and NCCL's header are
 # found. Sets HORON_WITH_CUDA, and gives CUDA::cudart_static and HORON_NCCL_INCLUDE_DIR.
 #
-# Looks for nvcc in CUDACXX (the compiler itself), CUDA_HOME, PATH, /usr/local/cuda and the wheels
-# in .venv of this repository; for nccl.h in NCCL_HOME, beside CUDA, in the system and in those
-# wheels.
+# Looks for nvcc in CMAKE_CUDA_COMPILER and CUDACXX (the compiler itself), CUDAToolkit_ROOT,
+# CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda and the wheels in .venv of this repository; for nccl.h
+# in NCCL_HOME, beside CUDA, in the system and in those wheels.
 
 set_property(CACHE HORON_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(HORON_WITH_CUDA OFF)
 if(HORON_CUDA)
-  if(DEFINED ENV{CUDACXX} AND EXISTS $ENV{CUDACXX})
+  if(IS_ABSOLUTE "${CMAKE_CUDA_COMPILER}" AND CMAKE_CUDA_COMPILER MATCHES "/nvcc$")
+    # Also where another one is cached: the toolkit is that of the compiler.
+    set(HORON_NVCC ${CMAKE_CUDA_COMPILER} CACHE FILEPATH "CUDA's compiler" FORCE)
+  elseif(DEFINED ENV{CUDACXX} AND EXISTS $ENV{CUDACXX})
     set(HORON_NVCC $ENV{CUDACXX} CACHE FILEPATH "CUDA's compiler")
   endif()
   file(GLOB horon_cuda_wheels
        ${CMAKE_CURRENT_LIST_DIR}/../../.venv/lib/python3*/site-packages/nvidia/cu*)
-  find_program(HORON_NVCC nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda ${horon_cuda_wheels}
-               PATH_SUFFIXES bin)
+  find_program(HORON_NVCC nvcc
+               HINTS ${CUDAToolkit_ROOT} ENV CUDAToolkit_ROOT ENV CUDA_HOME ENV CUDA_PATH
+               PATHS /usr/local/cuda ${horon_cuda_wheels} PATH_SUFFIXES bin)
   if(HORON_NVCC)
     # Wheels contain the runtime only under its full name, and CMake does not look for that name.
     file(REAL_PATH ${HORON_NVCC} horon_cuda_root)
@@ -50,7 +54,7 @@ if(HORON_CUDA)
   if(NOT HORON_NVCC)
     set(horon_cuda_missing "no nvcc was found (set CUDACXX to its path)")
   elseif(NOT CUDAToolkit_FOUND)
-    set(horon_cuda_missing "the CUDA toolkit is older than 12.1")
+    set(horon_cuda_missing "the CUDA toolkit of ${HORON_NVCC} is older than 12.1")
   elseif(NOT HORON_NCCL_INCLUDE_DIR)
     set(horon_cuda_missing "nccl.h was not found (set NCCL_HOME to NCCL's folder)")
   elseif(horon_nccl_version VERSION_LESS 2.19)

@@ -29,7 +29,7 @@ set(horon_python_why "")
 if(SKBUILD)
   set(HORON_PYTHON_EXECUTABLE ${Python_EXECUTABLE})
 elseif(HORON_PYTHON_EXECUTABLE)
-  if(NOT HORON_PYTHON_EXECUTABLE STREQUAL HORON_PYTHON_TRIED)
+  if(NOT HORON_PYTHON_TRIED STREQUAL "${HORON_PYTHON_EXECUTABLE} ${HORON_TORCH_VERSION}")
     horon_python_problem(horon_python_why ${HORON_PYTHON_EXECUTABLE})
   endif()
 else()
@@ -50,8 +50,9 @@ else()
 endif()
 
 if(HORON_PYTHON_EXECUTABLE AND NOT horon_python_why)
-  # To import torch takes seconds, so this is done once for each build tree.
-  set(HORON_PYTHON_TRIED ${HORON_PYTHON_EXECUTABLE} CACHE INTERNAL "A Python that imports torch")
+  # To import torch takes seconds, so this is done once for each Python and LibTorch.
+  set(HORON_PYTHON_TRIED "${HORON_PYTHON_EXECUTABLE} ${HORON_TORCH_VERSION}" CACHE INTERNAL
+      "A Python that imports torch, and the version of that")
   set(Python_EXECUTABLE ${HORON_PYTHON_EXECUTABLE})
   find_package(Python QUIET COMPONENTS Interpreter Development.Module)
   if(NOT Python_Development.Module_FOUND)

@@ -3,10 +3,10 @@
 # that an outer project links the LibTorch that it already has.
 #
 # Looks in this order: the LibTorch that an outer project's find_package(Torch) found; Torch_DIR;
-# CMAKE_PREFIX_PATH; the torch of the active Python; the LibTorch that an installed Horon was built
-# with; .venv of this repository. For a wheel, the torch of the Python that builds it is the last
-# one. It does not call find_package(Torch): for a CUDA build of torch that fails on a machine
-# without the CUDA toolkit, and adds flags for ten GPU architectures on others.
+# Torch_ROOT; CMAKE_PREFIX_PATH; the torch of the active Python; the LibTorch that an installed
+# Horon was built with; .venv of this repository. For a wheel, the torch of the Python that builds
+# it is the last one. It does not call find_package(Torch): for a CUDA build of torch that fails on
+# a machine without the CUDA toolkit, and adds flags for ten GPU architectures on others.
 #
 # Programs with CUDA tensors need libtorch_cuda in the process. HORON_TORCH_CUDA=AUTO links it where
 # it and all that it needs are found and an NVIDIA driver runs; ON insists, OFF leaves it out. Sets
@@ -46,11 +46,14 @@ endif()
 foreach(folder ${Torch_DIR} $ENV{Torch_DIR})
   list(APPEND horon_torch_roots ${folder}/../../..)
 endforeach()
-list(APPEND horon_torch_roots ${CMAKE_PREFIX_PATH})
+list(APPEND horon_torch_roots ${Torch_ROOT} $ENV{Torch_ROOT} ${CMAKE_PREFIX_PATH})
 if(DEFINED ENV{CMAKE_PREFIX_PATH})
   cmake_path(CONVERT "$ENV{CMAKE_PREFIX_PATH}" TO_CMAKE_PATH_LIST horon_env_prefixes)
   list(APPEND horon_torch_roots ${horon_env_prefixes})
 endif()
+# torch.utils.cmake_prefix_path, which PyTorch's manual gives for CMAKE_PREFIX_PATH, names the
+# folder of its CMake files.
+list(TRANSFORM horon_torch_roots REPLACE "/share/cmake(/Torch)?/*$" "")
 set(horon_chosen_roots ${horon_torch_roots})
 find_program(HORON_PYTHON python3)
 mark_as_advanced(HORON_PYTHON)
@@ -201,5 +204,6 @@ elseif(NOT horon_torch_cuda_missing)
 elseif(HORON_TORCH_CUDA STREQUAL "AUTO")
   message(STATUS "LibTorch: without CUDA, since ${horon_torch_cuda_missing}")
 else()
-  message(FATAL_ERROR "HORON_TORCH_CUDA=ON: ${horon_torch_cuda_missing}")
+  message(FATAL_ERROR "HORON_TORCH_CUDA=ON: ${horon_torch_cuda_missing} "
+          "(-DHORON_TORCH_CUDA=OFF is for CPUs alone)")
 endif()

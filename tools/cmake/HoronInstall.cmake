@@ -15,6 +15,12 @@ endforeach()
 # CMAKE_INSTALL_DOCDIR may be that of an outer project.
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/horon)
 
+# The launcher also where HORON_TOOLS, which compiles programs, is off.
+set(horon_tools ${PROJECT_SOURCE_DIR}/tools)
+install(PROGRAMS ${horon_tools}/horonrun ${horon_tools}/horonrun_rank TYPE BIN)
+file(GLOB horonrun_modules CONFIGURE_DEPENDS ${horon_tools}/horonrun_*.py)
+install(FILES ${horonrun_modules} TYPE BIN)
+
 # Two export sets, because horon::torch exists only in builds with LibTorch.
 install(TARGETS horon_core EXPORT horonCoreTargets)
 install(EXPORT horonCoreTargets NAMESPACE horon:: DESTINATION ${horon_package_dir})
