@@ -12,9 +12,10 @@ EXAMPLES = """examples:
   horonrun -np 2 ./train
   horonrun -np 8 -H host1:4,host2:4 -x LD_LIBRARY_PATH ./train --epochs 3
   horonrun -np 2 --timeline /tmp/trace.json ./train
-SIGUSR1 and SIGUSR2 are passed on to all ranks, which can save and end (horon::StopRequest). SIGTERM
-kills them at once. With Open MPI 4, the setting below gives ranks SIGTERM after 30 seconds, and 30
-more to save what they have; Open MPI 5 has no such setting:
+SIGUSR1 and SIGUSR2 are passed on to all ranks, which can save and end (horon::StopRequest). One
+that comes while no job runs, before a restart or while hosts are missing, means that none is
+started any more. SIGTERM kills the ranks at once. With Open MPI 4, the setting below gives ranks
+SIGTERM after 30 seconds, and 30 more to save what they have; Open MPI 5 has no such setting:
   horonrun -np 8 --mpi-args '--mca odls_base_sigkill_timeout 30' ./train
 a job that is started again, up to 3 times, if a rank or a host fails:
   horonrun -np 8 -H host1:4,host2:4 --max-restarts 3 ./train
@@ -51,6 +52,11 @@ OUTPUT_OPTIONS = re.compile("--?(merge-stderr-to-stdout|output-filename|tag-outp
                             "timestamp-output|xml|xml-file|xterm)")
 # Variables without which a program starts differently on other hosts, or finds another network.
 PASSED = re.compile("(HORON|NCCL|UCX|FI)_.*|(OMP_NUM_THREADS|PYTHONPATH|LD_LIBRARY_PATH)$")
+# What says how ranks are bound to cores: arguments, and settings in variables. horon/launch.py,
+# which may be installed elsewhere, has a copy of this and of binds().
+BINDS = re.compile("--?(bind-to.*|cpu-set|cpu-list|cpus-per-(proc|rank)|rankfile|rf)|"
+                   ".*[:,]pe=.*|hwloc_(base|default)_(binding_policy|cpu_list|cpu_set)",
+                   re.IGNORECASE)
 WITH_A_VALUE = ("-np", "-n", "--np", "--num-proc", "-H", "-host", "--host", "--hosts", "-hostfile",
                 "--hostfile", "-x", "--timeline", "--mpi-args", "--max-restarts", "--reset-limit",
                 "--commits",
@@ -73,12 +79,14 @@ def parse_arguments(arguments, description):
     add("-np", "-n", "--np", "--num-proc", dest="ranks", metavar="N",
         help="number of ranks (required; in a Slurm job the default is one for each task)")
     add("-H", "-host", "--host", "--hosts", dest="hosts", metavar="HOST:SLOTS,...",
-        help="hosts, each with the number of ranks that it takes (default 1)")
+        help="hosts, each with the number of ranks that it takes (default 1; auto: as many as it "
+             "has cores)")
     add("--hostfile", "-hostfile", metavar="FILE", help="hosts from a file in mpirun's format")
     add("-x", dest="variables", action="append", default=[], metavar="NAME[=VALUE]",
         help="pass an environment variable to the ranks on other hosts; those of Horon, NCCL and "
-             "MPI's transports (HORON_*, NCCL_*, UCX_*, FI_*), OMP_NUM_THREADS, PYTHONPATH and "
-             "LD_LIBRARY_PATH are always passed")
+             "MPI's transports (HORON_*, NCCL_*, UCX_*, FI_*), OMP_NUM_THREADS, PYTHONPATH, "
+             "LD_LIBRARY_PATH and PATH are always passed; -x PATH=VALUE gives the ranks another "
+             "PATH")
     add("--timeline", metavar="FILE", help="each rank records a trace of events (HORON_TIMELINE)")
     add("--no-prefix", action="store_true",
         help="leave the output to mpirun: no rank before each line, and lines may mix. Then "
@@ -174,10 +182,14 @@ def host_and_slots(entry):
 
 
 def slots_of_hosts(text):
+    """The slots of all hosts; None if mpirun takes as many as one of them has cores."""
+    entries = text.split(",")
+    counted = [each for each in entries if not re.fullmatch(r"[^\s:,]+:(\*|auto)", each)]
     try:
-        return sum(host_and_slots(entry)[1] or 1 for entry in text.split(","))
+        slots = sum(host_and_slots(entry)[1] or 1 for entry in counted)
     except UsageError as error:
         raise UsageError(f"-H {text}: {error}") from error
+    return slots if counted == entries else None
 
 
 def slots_of_file(name):
@@ -219,6 +231,19 @@ def mpirun_knows_hosts(words, environment):
     """words: what else mpirun is given"""
     return (in_batch_system(environment) or any(map(environment.get, DEFAULT_HOSTFILE)) or
             any(map(NAMES_HOSTS.fullmatch, words)))
+
+
+def may_have_other_hosts(options, words, environment):
+    """words: what else mpirun is given"""
+    return options.hosts or options.hostfile or mpirun_knows_hosts(words, environment)
+
+
+def binds(words, environment):
+    """Whether the user says how ranks are bound; words: what else mpirun is given"""
+    settings = [each for name, value in environment.items()
+                if re.match("(OMPI|PRTE)_MCA_", name)
+                for each in (name[len("OMPI_MCA_"):], value)]
+    return any(map(BINDS.fullmatch, [*words, *settings]))
 
 
 def oversubscribes(words, environment):
@@ -268,10 +293,13 @@ def host_arguments(options, ranks, words, environment):
     return result
 
 
-def variable_arguments(options, environment):
+def variable_arguments(options, words, environment):
+    """words: what else mpirun is given"""
     given = {}
     for name in sorted(environment):
-        if PASSED.match(name):
+        # On another host, where no login shell has set PATH, another program would be found.
+        if PASSED.match(name) or (name == "PATH" and
+                                  may_have_other_hosts(options, words, environment)):
             given[name] = name
     for variable in options.variables:
         name = variable.split("=")[0]
@@ -323,7 +351,7 @@ def find_program(name, words):
 
 def rank_program(options, words, environment):
     """What starts the program of a rank, and the variables for it."""
-    if not (options.hosts or options.hostfile or mpirun_knows_hosts(words, environment)):
+    if not may_have_other_hosts(options, words, environment):
         return [sys.executable, "-IS", RANK_PROGRAM]
     folder = []
     if not any(map(WORKING_FOLDER.fullmatch, words)):
@@ -344,12 +372,12 @@ def mpirun_line(options, environment, is_root):
     line = ["mpirun", "-np", str(ranks)]
     line += host_arguments(options, ranks, more, environment)
     line += ["--allow-run-as-root"] if is_root else []
-    line += ["--bind-to", "none"]
+    line += [] if binds(more, environment) else ["--bind-to", "none"]
     for name, value in MCA_SETTINGS.items():
         # mpirun refuses a setting that is given twice, and prefers one here to that of a variable.
         if name not in more and f"OMPI_MCA_{name}" not in environment:
             line += ["--mca", name, value]
-    line += variable_arguments(options, environment) + more
+    line += variable_arguments(options, more, environment) + more
     if not options.no_prefix:
         # Without the modules of the site, Python starts in half the time.
         line += rank_program(options, more, environment)

@@ -4,6 +4,7 @@
 usage: horonrun_output_test.py HORONRUN
 """
 
+import ast
 import contextlib
 import os
 import pathlib
@@ -55,6 +56,18 @@ def lines_of(rank, output):
 
 
 class Lines(unittest.TestCase):
+    def test_lines_bear_the_rank(self):
+        job = horonrun(4, *shell("echo out $OMPI_COMM_WORLD_RANK; "
+                                 "echo err $OMPI_COMM_WORLD_RANK >&2"))
+        self.assertEqual(job.returncode, 0, job.stderr)
+        self.assertEqual(sorted(job.stdout.split(b"\n")),
+                         [b"", *(b"[%d] out %d" % (rank, rank) for rank in range(4))])
+        for rank in range(4):
+            self.assertIn(b"[%d] err %d\n" % (rank, rank), job.stderr)
+
+    def test_no_prefix(self):
+        self.assertEqual(horonrun(2, "--no-prefix", *shell("echo out")).stdout, b"out\nout\n")
+
     def test_many_short_lines_all_arrive(self):
         job = horonrun(1, "seq", "300000")
         self.assertEqual(job.returncode, 0, job.stderr)
@@ -179,6 +192,23 @@ for name, value in sorted(os.environ.items()):
         self.assertIn(b"OMPI_COMM_WORLD_RANK ", plain)
         self.assertEqual(lines_of(0, horonrun(1, *script).stdout), plain)
 
+    def test_the_same_program_on_another_host(self):
+        """Though what logs in there finds another one of that name."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in (("here/program", "echo here"), ("there/program", "echo there"),
+                               ("agent", "shift; exec env -i HOME=$HOME "
+                                         f"PATH={folder}/there:/usr/bin:/bin sh -c \"$*\"")):
+                file = pathlib.Path(folder, name)
+                file.parent.mkdir(exist_ok=True)
+                file.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+                file.chmod(0o755)
+            environment = {**CLEAN, "PATH": f"{folder}/here:{CLEAN['PATH']}"}
+            job = subprocess.run(
+                [sys.executable, HORONRUN, "-np", "2", "-H", "localhost:1,another-host:1",
+                 "--mpi-args", f"--mca plm_rsh_agent {folder}/agent", "program"],
+                env=environment, capture_output=True, check=False)
+        self.assertEqual(sorted(job.stdout.splitlines()), [b"[0] here", b"[1] here"], job.stderr)
+
     def test_exit_codes_and_deaths(self):
         self.assertEqual(horonrun(2, *shell("exit 7")).returncode, 7)
         for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGINT, signal.SIGTERM):
@@ -188,6 +218,21 @@ for name, value in sorted(os.environ.items()):
             # for all that horonrun knows.
             if number != signal.SIGTERM or b"Sorry!" not in job.stderr:
                 self.assertIn(b" died of signal %d " % number, job.stderr)
+
+    def test_which_python_it_needs(self):
+        for program in (pathlib.Path(HORONRUN), RANK_PROGRAM):
+            ast.parse(program.read_text(encoding="utf-8"), feature_version=(3, 6))
+        # As in Python 3.6, which other hosts may have.
+        old = ("import runpy, signal, sys; del signal.valid_signals; del sys.argv[0]; "
+               "runpy.run_path(sys.argv[0], run_name='__main__')")
+        told = subprocess.run(
+            [*python(old), RANK_PROGRAM, "echo", "done"], check=False, capture_output=True,
+            env={**CLEAN, "OMPI_COMM_WORLD_RANK": "0"})
+        self.assertEqual((told.returncode, told.stderr), (0, b"\x1eo0 done\n"))
+        old = "import runpy, sys; sys.version_info = (3, 8, 18); runpy.run_path(sys.argv[1])"
+        told = subprocess.run([*python(old), HORONRUN], check=False, capture_output=True)
+        self.assertEqual((told.returncode, told.stderr.count(b"\n")), (1, 1), told.stderr)
+        self.assertIn(b"horonrun: needs Python 3.9 or later; this is 3.8.18", told.stderr)
 
     def test_a_program_that_is_not_there(self):
         told = subprocess.run([sys.executable, RANK_PROGRAM, "no-such-program"], check=False,

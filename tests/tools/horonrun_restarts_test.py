@@ -120,6 +120,22 @@ class Restarts(WithMpirun):
         self.assertEqual(job.returncode, 143)
         self.assertLess(len(self.lines()), 1000)
 
+    def test_a_signal_for_ranks_between_two_starts_ends_it(self):
+        """Slurm sends it once, shortly before it ends the job."""
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            self.write("mpirun.sh", "exit 3")
+            job = self.start("-np", 1, "--max-restarts", 20)
+            self.assertIn("restart 1 of 20\n", job.stderr.readline())
+            while job.poll() is None:  # on a busy machine one may hit mpirun
+                job.send_signal(number)
+                time.sleep(0.2)
+            self.assertEqual(job.stderr.readlines()[-1],
+                             f"horonrun: {number.name} came while no job ran: it is not started "
+                             "again\n")
+            self.assertIn(job.returncode, (3, 128 + number))
+            self.assertLess(len(self.lines()), 20)
+            (self.folder / "lines").unlink()
+
     def test_what_was_committed_goes_with_a_success_and_stays_with_a_failure(self):
         # One for each call of what elastic.run decorates, and one that was not written to its end.
         commit = "touch $commits.0 $commits.2 $commits.10 $commits.10.new; "
@@ -198,6 +214,16 @@ class Elastic(WithMpirun):
         self.assertEqual(job.communicate(timeout=250)[1], "")
         self.assertEqual(job.returncode, 0)
 
+    def test_a_signal_for_ranks_ends_the_wait_for_hosts(self):
+        self.give("one:1")
+        job = self.start("-np", 4, "--host-discovery-script", "./hosts.sh",
+                         "--elastic-timeout", 30)
+        self.assertIn("waiting for hosts", job.stderr.readline())
+        job.send_signal(signal.SIGUSR1)
+        self.assertEqual(job.communicate(timeout=250)[1],
+                         "horonrun: SIGUSR1 came while no job ran: it is not started\n")
+        self.assertEqual((job.returncode, self.lines()), (1, []))
+
     def test_a_signal_does_not_wait_for_the_script(self):
         self.write("hosts.sh", "#!/bin/sh\necho $$ > asked.new; mv asked.new asked; exec sleep 99")
         job = self.start("-np", 1, "--host-discovery-script", "./hosts.sh")
@@ -212,7 +238,7 @@ class Elastic(WithMpirun):
         self.assertFalse(os.path.exists(f"/proc/{asked.read_text().strip()}"))
 
     def test_it_does_not_wait_for_ever(self):
-        for line in ("bad line", "one:2,two:2", "one,two"):
+        for line in ("bad line", "one:2,two:2", "one,two", "one:auto"):
             self.give(line)
             code, told = self.run_with("exit 0", "-np", 1, "--host-discovery-script", "./hosts.sh",
                                        "--elastic-timeout", 0)

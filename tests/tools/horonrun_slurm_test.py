@@ -53,7 +53,9 @@ class Ranks(unittest.TestCase):
             told = horonrun("sh", **variables)
             self.assertEqual((told.returncode, told.stderr),
                              (2, "horonrun: how many ranks? Give -np N\n"))
-        self.assertIn("-np 6 ", dry_run("-np", 6, SLURM_JOB_ID="17"))
+        line = dry_run("-np", 6, SLURM_JOB_ID="17")
+        self.assertIn("-np 6 ", line)
+        self.assertNotIn("--host", line)
 
     def test_hosts_of_the_user(self):
         self.assertIn("how many ranks?", horonrun("-H", "h1:2", "sh", **JOB).stderr)

@@ -48,6 +48,8 @@ class DryRun(unittest.TestCase):
         line = dry_run("-n", 2, "-H", "h1,h2", "sh")
         self.assertIn(" --host h1,h2 ", line)
         self.assertIn(" python3 -IS ", line)  # the other hosts' own
+        for count in ("*", "auto"):  # mpirun counts the cores
+            self.assertIn("-np 99 ", dry_run("-np", 99, "-H", f"h1:{count},h2:2", "sh"))
         with tempfile.NamedTemporaryFile("w") as file:
             file.write("# all\nh1 slots=2\nh2 slots = 2 # old\n\n")
             file.flush()
@@ -57,9 +59,6 @@ class DryRun(unittest.TestCase):
             file.write("h3 max-slots=1\n")  # mpirun counts its cores
             file.flush()
             self.assertIn("-np 5 ", dry_run("-np", 5, "--hostfile", file.name, "sh"))
-
-    def test_batch_systems_give_the_hosts(self):
-        self.assertNotIn("--host", dry_run("-np", 4, "sh", SLURM_JOB_ID="17"))
 
     def test_hosts_that_mpirun_is_told_otherwise(self):
         for arguments, variables in (
@@ -93,6 +92,13 @@ class DryRun(unittest.TestCase):
         self.assertEqual(line.count("HORON_TIMELINE"), 1)
         self.assertIn("-x HORON_TIMELINE=t.json ", line)
 
+    def test_path_goes_to_other_hosts(self):
+        self.assertNotIn(" PATH", dry_run("-np", 2, "sh"))
+        for where, variables in ((("-H", "h1:2"), {}), ((), {"SLURM_JOB_ID": "17"})):
+            self.assertIn(" -x PATH ", dry_run("-np", 2, *where, "sh", **variables))
+        line = dry_run("-np", 2, "-H", "h1:2", "-x", "PATH=/bin", "sh")
+        self.assertRegex(line, "^(?!.*-x PATH ).* -x PATH=/bin ")
+
     def test_other_arguments(self):
         line = dry_run("-np", 2, "--no-prefix", "--mpi-args", "--map-by 'node x'", "sh")
         self.assertTrue(line.endswith(" --map-by 'node x' sh"), line)
@@ -106,6 +112,13 @@ class DryRun(unittest.TestCase):
         line = dry_run("-np", 2, "sh", OMPI_MCA_odls_base_sigkill_timeout="30")
         self.assertNotIn("odls_base_sigkill_timeout", line)
         self.assertIn("mpi_yield_when_idle", line)
+
+    def test_a_user_who_binds_ranks_is_not_overruled(self):
+        self.assertIn(" --bind-to none ", dry_run("-np", 2, "--mpi-args", "--map-by slot", "sh"))
+        for words in ("--map-by slot:PE=2", "--mca hwloc_base_binding_policy core", "-rf file"):
+            self.assertNotIn("--bind-to", dry_run("-np", 2, "--mpi-args", words, "sh"))
+        for name in ("OMPI_MCA_hwloc_base_binding_policy", "PRTE_MCA_hwloc_default_binding_policy"):
+            self.assertNotIn("--bind-to", dry_run("-np", 2, "sh", **{name: "core"}))
 
     def test_arguments_for_mpirun_may_be_one_word(self):
         for arguments in (["--mpi-args", "--oversubscribe"], ["--mpi-args=--oversubscribe"]):
@@ -245,19 +258,6 @@ time.sleep(60)
 
 
 class Jobs(unittest.TestCase):
-    def test_lines_bear_the_rank(self):
-        job = horonrun("-np", 4, "sh", "-c",
-                       "echo out $OMPI_COMM_WORLD_RANK; echo err $OMPI_COMM_WORLD_RANK >&2")
-        self.assertEqual(job.returncode, 0, job.stderr)
-        self.assertEqual(sorted(job.stdout.split("\n")),
-                         ["", *(f"[{rank}] out {rank}" for rank in range(4))])
-        for rank in range(4):
-            self.assertIn(f"[{rank}] err {rank}\n", job.stderr)
-
-    def test_no_prefix(self):
-        job = horonrun("-np", 2, "--no-prefix", "sh", "-c", "echo out")
-        self.assertEqual(job.stdout, "out\nout\n")
-
     def test_variables_arrive(self):
         job = horonrun("-np", 2, "--timeline", "t", "-x", "A=b c", "sh", "-c",
                        'echo "$A,$HORON_LOG,$HORON_TIMELINE"', HORON_LOG="debug")

@@ -1,10 +1,15 @@
 """What horon.launch.run() gives to mpirun; programs_test.py runs functions by it."""
 
 import os
+import pathlib
+import runpy
 
 import pytest
 
+from horon import launch
 from horon.launch import run
+
+TOOLS = pathlib.Path(__file__).resolve().parents[3] / "tools"
 
 MPIRUN = """#!/bin/sh
 if [ $1 = --version ]; then echo "{version}"; exit; fi
@@ -29,8 +34,8 @@ def line_of(tmp_path, monkeypatch):
             run(os.getpid, executable="PYTHON", **options)
         return line.read_text().partition(" PYTHON ")[0]
 
-    for name in ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE",
-                 "OMPI_MCA_mpi_yield_when_idle"):
+    of_mpirun = [name for name in os.environ if name.startswith(("OMPI_MCA_", "PRTE_MCA_"))]
+    for name in ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE", *of_mpirun):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     return line_of
@@ -73,9 +78,24 @@ def test_steps_of_mpirun_wait_for_no_other_step_of_slurm(line_of, monkeypatch, t
 
 
 @pytest.mark.parametrize("given", ["--bind-to core", "-bind-to-socket", "--map-by slot:PE=2",
+                                   "--map-by slot:nooversubscribe,pe=2", "--cpus-per-rank 2",
                                    "--mca hwloc_base_binding_policy core", "--rankfile f"])
 def test_what_binds_ranks_is_left_alone(line_of, given):
     assert line_of(np=2, mpi_args=given) == f"-np 2 --host localhost:2 {YIELDS} {given}"
+
+
+@pytest.mark.parametrize("variable, value, binds", [
+    ("OMPI_MCA_hwloc_base_binding_policy", "core", True),
+    ("PRTE_MCA_hwloc_default_binding_policy", "core", True),
+    ("OMPI_MCA_rmaps_base_mapping_policy", "slot:PE=2", True),
+    ("OMPI_MCA_rmaps_base_mapping_policy", "slot", False),
+    ("MY_hwloc_base_binding_policy", "core", False)])
+def test_a_variable_that_binds_ranks_is_left_alone(line_of, monkeypatch, variable, value, binds):
+    monkeypatch.setenv(variable, value)
+    assert ("--bind-to none" in line_of(np=2)) is not binds
+    horonrun = runpy.run_path(str(TOOLS / "horonrun_line.py"))
+    assert horonrun["binds"]([], {variable: value}) is binds
+    assert horonrun["BINDS"] == launch._BINDS
 
 
 def test_another_mpi_gets_what_is_given(line_of):

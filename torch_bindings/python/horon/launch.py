@@ -32,8 +32,10 @@ _WITHOUT_EFFECT = ("start_timeout", "ssh_port", "ssh_identity_file", "disable_ca
 _BATCH_SYSTEMS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE")
 _DEFAULT_HOSTFILE = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
 _NAMES_HOSTS = re.compile("-H|--?(host|hostfile|machinefile|default-hostfile)")
-_BINDS = re.compile("--?(bind-to.*|cpu-set|cpu-list|rankfile|rf)|.*:pe=.*|"
-                    "hwloc_base_binding_policy", re.IGNORECASE)
+# The same as in horonrun.
+_BINDS = re.compile("--?(bind-to.*|cpu-set|cpu-list|cpus-per-(proc|rank)|rankfile|rf)|"
+                    ".*[:,]pe=.*|hwloc_(base|default)_(binding_policy|cpu_list|cpu_set)",
+                    re.IGNORECASE)
 
 
 def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args=None, env=None,
@@ -47,10 +49,10 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
 
     hosts ("h1:4,h2:4"), hostfile and mpi_args (a string or a list) are given to mpirun. Without
     hosts all ranks are on this one, also more than it has cores. They are bound to no cores if
-    mpi_args does not bind them. env: names and values that the ranks have beside the environment of
-    this process; executable: a Python of the hosts, if it is not this one. Further options of
-    horovod.run() have no counterpart: those of elastic jobs are refused, and the others, of
-    Horovod's own launcher, do nothing.
+    neither mpi_args nor a variable of Open MPI's binds them. env: names and values that the ranks
+    have beside the environment of this process; executable: a Python of the hosts, if it is not
+    this one. Further options of horovod.run() have no counterpart: those of elastic jobs are
+    refused, and the others, of Horovod's own launcher, do nothing.
     """
     elastic = [name for name in _ELASTIC if others.get(name) is not None]
     if elastic:
@@ -116,6 +118,13 @@ def _names_hosts(given, environment):
             any(map(environment.get, _BATCH_SYSTEMS + _DEFAULT_HOSTFILE)))
 
 
+def _binds(given, environment):
+    settings = [each for name, value in environment.items()
+                if re.match("(OMPI|PRTE)_MCA_", name)
+                for each in (name[len("OMPI_MCA_"):], value)]
+    return any(map(_BINDS.fullmatch, [*given, *settings]))
+
+
 def _needed(ranks, given, environment):
     """Options that Open MPI's mpirun needs beside those given, as in horonrun: else it refuses root
     and more ranks than cores, and binds each rank to one core."""
@@ -128,7 +137,7 @@ def _needed(ranks, given, environment):
     if not re.search("Open MPI|OpenRTE|PRRTE|prterun", told.stdout + told.stderr, re.IGNORECASE):
         return []
     needed = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    if not any(map(_BINDS.fullmatch, given)):
+    if not _binds(given, environment):
         needed += ["--bind-to", "none"]
     if _names_hosts(given, environment):
         return needed
