@@ -12,9 +12,8 @@ namespace horon::core {
   throw Error(ErrorCode::Internal, concat("the coordinator broke the control protocol: ", what));
 }
 
-[[noreturn]] inline void broken(int member, const std::string& what) {
-  throw Error(ErrorCode::Internal,
-              concat("member ", member, " broke the control protocol: ", what));
+[[noreturn]] inline void broken(int rank, const std::string& what) {
+  throw Error(ErrorCode::Internal, concat("rank ", rank, " broke the control protocol: ", what));
 }
 
 }  // namespace horon::core

@@ -266,13 +266,6 @@ void Controller::greet() {
   }
 }
 
-void Controller::forgive(Nanos gap) {
-  liveness_.forgive(gap);
-  member_.forgive(gap);
-  last_progress_ += gap;
-  if (coordinator_ != nullptr) coordinator_->forgive(gap);
-}
-
 void Controller::set_time(Nanos now) {
   if (clock_is_set_ && now - now_ > 3 * kSecond) forgive(now - now_);
   if (!clock_is_set_) last_progress_ = now;

@@ -1,4 +1,5 @@
-// What the controller of the coordinator tells people when it looks at the age of open entries.
+// What the controller of the coordinator tells people when it looks at the age of open entries, and
+// what it does not count in their age.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -47,6 +48,19 @@ void Controller::tick_coordinator() {
                                      lasts && options_.stall_abort_after <= 0
                                          ? "; set HORON_STALL_ABORT_S to end such a job"
                                          : ""));
+}
+
+void Controller::forgive(Nanos gap) {
+  liveness_.forgive(gap);
+  member_.forgive(gap);
+  last_progress_ += gap;
+  if (coordinator_ == nullptr) return;
+  coordinator_->forgive(gap);
+  // The entries have become younger: those that were told of are the same ones still.
+  for (StalledEntry& entry : told_stalled_) entry.opened += gap;
+  if (newest_warned_ >= 0) newest_warned_ += gap;
+  last_warning_ += gap;
+  next_report_ += gap;
 }
 
 // Empty if none is due. A lasting stall is warned of again after twice the time, and so on; a stall

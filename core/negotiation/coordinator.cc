@@ -39,6 +39,10 @@ std::string Coordinator::name_members(const std::vector<int>& members) const {
   return name_ranks(ranks);
 }
 
+void Coordinator::broken(int member, const std::string& what) const {
+  core::broken(options_.ranks.at(static_cast<size_t>(member)), what);
+}
+
 size_t Coordinator::extents_said(const EntrySpec& spec, size_t member) const {
   return spec.parts.size() * extents_of_part(spec, options_.ranks[member] == spec.root, size_);
 }

@@ -166,6 +166,7 @@ class Coordinator {
 
   // "rank 1", "ranks 1 and 2"
   std::string name_members(const std::vector<int>& members) const;
+  [[noreturn]] void broken(int member, const std::string& what) const;
   size_t extents_said(const EntrySpec& spec, size_t member) const;
 
   const Options options_;

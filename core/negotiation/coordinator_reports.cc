@@ -59,6 +59,7 @@ std::vector<StalledEntry> Coordinator::stalled_entries(Nanos now, Nanos age) con
 
 void Coordinator::forgive(Nanos gap) {
   for (Entry& entry : entries_) entry.opened += gap;
+  away_since_ += gap;
 }
 
 size_t Coordinator::count_stalled(Nanos now, Nanos age) const {

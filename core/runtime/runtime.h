@@ -112,7 +112,8 @@ class Runtime {
 
   // Says "no more from this rank", serves the others until all ranks have said so or the job has
   // ended, and joins the thread. If something that this rank has submitted, or that runs here, has
-  // not ended at the deadline, the others are told, which ends the job there too. Never throws.
+  // not ended at the deadline, the others are told, which ends the job there too. A time in which
+  // this process stood still does not count. Never throws.
   // Idempotent. Returns what kept it from waiting for the others: the deadline, or exit() within
   // the loop. Returns "" otherwise, also if a failure has ended the job (see fatal_error()).
   // `farewell`: after an error has ended the job, how long this rank waits for the others to call

@@ -51,6 +51,7 @@ bool RuntimeLoop::turn() noexcept {
 
 bool RuntimeLoop::try_turn() {
   const Nanos now = Clock::now().time_since_epoch().count();
+  forgive_pause(busy_.time(), now);
   busy_.set_time(now);
   bool news = take_calls();
   news = take_messages() || news;

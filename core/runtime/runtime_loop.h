@@ -39,7 +39,7 @@ struct RuntimeDoor {
   SharedStatistics statistics;
   std::atomic<bool> leaving{false};  // shutdown() has begun, and waits until `deadline_ns`
   std::atomic<int64_t> deadline_ns{0};
-  std::atomic<int64_t> limit_ns{0};  // from the start of a wait to its deadline; 0: no wait
+  std::atomic<int64_t> limit_ns{0};  // from the start of a wait to its deadline
   // What a call gets after shutdown().
   const std::shared_ptr<const Error> shut_down =
       std::make_shared<const Error>(ErrorCode::NotInitialized, "horon::shutdown() has been called");
@@ -164,6 +164,9 @@ class RuntimeLoop {
   void act_at_deadline();
   void note_farewells();
   void wait_on();
+  // Between the turn before this one and this one. The limit of shutdown() does not count a time in
+  // which this process stood still.
+  void forgive_pause(Nanos before, Nanos now);
 
   using Clock = std::chrono::steady_clock;
 
@@ -205,6 +208,7 @@ class RuntimeLoop {
   bool polls_ = false;
   std::string shutdown_report_;
   bool told_of_waiting_ = false;
+  bool waits_without_limit_ = false;
 };
 
 }  // namespace horon::core

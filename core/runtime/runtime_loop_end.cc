@@ -22,6 +22,10 @@ namespace {
 constexpr std::chrono::seconds kAbortMax{5};
 // The least time between two looks for peers that have died, in a long wait of shorter sleeps.
 constexpr Nanos kLookAfterASleep = 1'000'000;
+// The loop sleeps for less, so after a longer pause between two turns this process stood still.
+constexpr Nanos kStoodStill = 3'000'000'000;
+// A shorter limit of shutdown() would have this rank ask again and again whether it is over.
+constexpr Nanos kWaitOnMin = 1'000'000'000;
 
 // Takes one step of ending a job. An exception does not keep the caller from the next steps.
 template <class Action>
@@ -187,11 +191,18 @@ bool RuntimeLoop::past_deadline(Nanos now) const {
   return door_.leaving && now >= door_.deadline_ns;
 }
 
+// A job that was suspended goes on.
+void RuntimeLoop::forgive_pause(Nanos before, Nanos now) {
+  if (!door_.leaving || now - before <= kStoodStill) return;
+  const Nanos begin = std::max(before, door_.deadline_ns - door_.limit_ns);
+  if (begin < now) door_.deadline_ns += now - begin;
+}
+
 void RuntimeLoop::act_at_deadline() {
   const bool has_own_work = std::any_of(runners_.begin(), runners_.end(), [](const auto& entry) {
     return entry.second->has_own_work();
   });
-  if (shut_down_ && !has_own_work && door_.limit_ns > 0) {
+  if (shut_down_ && !has_own_work) {
     wait_on();
   } else {
     end_at_deadline();
@@ -202,8 +213,11 @@ void RuntimeLoop::act_at_deadline() {
 // as MPI_Finalize() does: a launcher would end them when this process goes. HORON_DEAD_AFTER_S
 // finds ranks that do not answer. Ranks 0 and 1 log it, since one of them may be the late one.
 void RuntimeLoop::wait_on() {
-  door_.deadline_ns = Clock::now().time_since_epoch().count() + door_.limit_ns;
-  if (std::exchange(told_of_waiting_, true) || topology_.rank > 1) return;
+  const Nanos limit = std::max<Nanos>(door_.limit_ns, kWaitOnMin);
+  door_.deadline_ns = Clock::now().time_since_epoch().count() + limit;
+  // With no limit every rank is here at once, and the others mostly come within a moment.
+  const bool at_once = door_.limit_ns == 0 && !std::exchange(waits_without_limit_, true);
+  if (at_once || std::exchange(told_of_waiting_, true) || topology_.rank > 1) return;
   const std::string& missing = door_.stall_report;
   attempt([&] {
     log(LogLevel::Warn, concat("this rank is in shutdown() and waits for the others",

@@ -1,6 +1,15 @@
 #include "horon/ops/session/barrier.h"
 
+#include <condition_variable>
+#include <deque>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "horon/core/base/collective_ban.h"
@@ -26,17 +35,126 @@ core::Submission barrier_of(const ProcessSet& process_set, std::string name) {
   return submission;
 }
 
+// While it lives, no other thread of this rank is in a barrier() of the set: all have one name.
+// They are alike, so it does not matter which comes first.
+class Turn {
+ public:
+  explicit Turn(uint32_t set) : set_(set) {
+    std::unique_lock lock(turns().mutex);
+    turns().next.wait(lock, [&] { return turns().sets.insert(set_).second; });
+  }
+  ~Turn() {
+    {
+      const std::lock_guard lock(turns().mutex);
+      turns().sets.erase(set_);
+    }
+    turns().next.notify_all();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  struct Turns {
+    std::mutex mutex;
+    std::condition_variable next;
+    std::set<uint32_t> sets;
+  };
+  static Turns& turns() {
+    static auto& all = *new Turns;  // a thread may still wait in it while the process ends
+    return all;
+  }
+  const uint32_t set_;
+};
+
+// An asynchronous barrier between its count and its end.
+struct UnderWay {
+  bool beginning = true;  // its call has not submitted it yet
+  std::weak_ptr<core::HandleState> handle;
+};
+
+// The asynchronous barriers of each set from the oldest that is under way on: their numbers begin
+// again, so no call is counted that would get the number of one of them. Any thread.
+class BarriersUnderWay {
+ public:
+  // The number of the next call, and its place for note(). Waits for the oldest if there are as
+  // many as there are numbers.
+  std::pair<uint64_t, UnderWay*> take(uint32_t set) {
+    for (;;) {
+      std::shared_ptr<core::HandleState> oldest;
+      {
+        const std::lock_guard lock(mutex_);
+        std::deque<UnderWay>& calls = calls_of(set);
+        if (calls.size() < ops::CallCounts::kNumbers) {
+          const uint64_t number = ops::call_counts().next("barrier", set);
+          return {number, &calls.emplace_back()};
+        }
+        oldest = calls.front().handle.lock();
+      }
+      if (oldest == nullptr) {
+        std::this_thread::yield();  // another thread is about to submit it
+      } else {
+        (void)oldest->wait(std::nullopt);
+      }
+    }
+  }
+  // Null: it has not been submitted.
+  void note(UnderWay& call, const std::shared_ptr<core::HandleState>& handle) {
+    const std::lock_guard lock(mutex_);
+    call = {false, handle};
+  }
+
+ private:
+  // Under the lock.
+  std::deque<UnderWay>& calls_of(uint32_t set) {
+    const std::pair key{ops::session_number(), set};
+    if (!calls_.contains(key)) {  // sets come and go
+      for (auto known = calls_.begin(); known != calls_.end();) {
+        known = drop_ended(known->second).empty() ? calls_.erase(known) : std::next(known);
+      }
+    }
+    return drop_ended(calls_[key]);
+  }
+  static std::deque<UnderWay>& drop_ended(std::deque<UnderWay>& calls) {
+    const auto has_ended = [](const UnderWay& call) {
+      const std::shared_ptr<core::HandleState> handle = call.handle.lock();
+      return !call.beginning && (handle == nullptr || handle->finished());
+    };
+    while (!calls.empty() && has_ended(calls.front())) calls.pop_front();
+    return calls;
+  }
+
+  std::mutex mutex_;
+  std::map<std::pair<uint32_t, uint32_t>, std::deque<UnderWay>> calls_;  // of (session, set)
+};
+
+BarriersUnderWay& barriers_under_way() {
+  static auto& all = *new BarriersUnderWay;  // calls may come while the process ends
+  return all;
+}
+
 }  // namespace
 
 void barrier(const ProcessSet& process_set) {
-  (void)ops::runtime().run(barrier_of(process_set, "horon.barrier"))->get();
+  const std::string name = "horon.barrier";
+  core::Runtime& runtime = ops::runtime();
+  core::refuse_if_banned(name);
+  const Turn turn(process_set.id());
+  (void)runtime.run(barrier_of(process_set, name))->get();
 }
 
 BarrierHandle barrier_async(const ProcessSet& process_set) {
   core::refuse_if_banned("barrier_async()");  // before it is counted
-  const uint64_t number = ops::call_counts().next("barrier", process_set.id());
-  return BarrierHandle(
-      ops::runtime().submit(barrier_of(process_set, core::concat("barrier.noname.", number))));
+  core::Runtime& runtime = ops::runtime();
+  const auto [number, call] = barriers_under_way().take(process_set.id());
+  try {
+    const std::shared_ptr<core::HandleState> handle =
+        runtime.submit(barrier_of(process_set, core::concat("barrier.noname.", number)));
+    barriers_under_way().note(*call, handle);
+    return BarrierHandle(handle);
+  } catch (...) {
+    barriers_under_way().note(*call, nullptr);
+    throw;
+  }
 }
 
 BarrierHandle::BarrierHandle(std::shared_ptr<core::HandleState> state) : state_(std::move(state)) {}

@@ -35,8 +35,9 @@ class BarrierHandle {
   std::shared_ptr<core::HandleState> state_;
 };
 
-// Says "this rank has come" and returns at once; up to 1,024 may be under way. The n-th call of one
-// rank meets the n-th of the others; calls of barrier() are counted apart. Throws Error.
+// Says "this rank has come" and returns at once. Up to 1,024 may be under way; one more waits for
+// the oldest. The n-th call of one rank meets the n-th of the others; calls of barrier() are
+// counted apart. Throws Error.
 BarrierHandle barrier_async(const ProcessSet& process_set = {});
 
 }  // namespace horon

@@ -217,9 +217,12 @@ void Job::start_runtime() {
   try {
     core::run_on_all(*bootstrap_,
                      [&] { runtime_ = std::make_unique<core::Runtime>(std::move(parts)); });
-  } catch (const Error&) {
+  } catch (const Error& error) {
     // If the thread runs here, it may have sent messages that another rank will never receive.
-    if (runtime_ != nullptr) runtime_->shutdown(std::chrono::nanoseconds(0));
+    if (runtime_ != nullptr) {
+      runtime_->fail(error);  // else shutdown() would wait for ranks that have no runtime
+      runtime_->shutdown(std::chrono::nanoseconds(0));
+    }
     library_->abandon();
     throw;
   }

@@ -178,5 +178,21 @@ TEST(ImpossibleMessages, TheLogDoesNotEndTooEarly) {
   EXPECT_THAT(end_after(leaves, {Bye{}, Unused{"y"}}), HasSubstr("after its end"));
 }
 
+// Members 0 and 1 of a set are ranks 4 and 7, and people know only those numbers.
+TEST(ImpossibleMessages, AreThoseOfARankOfTheWorld) {
+  Controller::Options options;
+  options.size = 2;
+  options.ranks = {4, 7};
+  Controller controller(options);
+  Ready ready;
+  ready.name = "x";
+  ready.spec = tensor("x");
+  for (int i = 0; i < 2; ++i) controller.receive(1, message(ready));
+  const Effects effects = controller.take_effects();
+  ASSERT_TRUE(effects.fatal);
+  EXPECT_THAT(effects.fatal->what(),
+              HasSubstr(": rank 7 broke the control protocol: it said \"x\" twice"));
+}
+
 }  // namespace
 }  // namespace horon::core::impossible_messages_test

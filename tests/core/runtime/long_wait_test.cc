@@ -3,6 +3,7 @@
 #include <chrono>
 #include <ctime>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -120,6 +121,60 @@ TEST(ShortPause, LastsNoLongerInTheBackground) {
     }
   });
   EXPECT_TRUE(in_time);
+}
+
+// A transport in which the process is suspended once.
+class Suspended final : public ForwardingTransport {
+ public:
+  struct State {
+    std::atomic<bool> begins{false};
+    std::atomic<bool> is_over{false};
+  };
+  Suspended(std::unique_ptr<Transport> below, State& state)
+      : ForwardingTransport(std::move(below)), state_(state) {}
+
+  std::optional<Message> receive() override {
+    if (state_.begins.exchange(false)) {
+      std::this_thread::sleep_for(4s);
+      state_.is_over = true;
+    }
+    return ForwardingTransport::receive();
+  }
+
+ private:
+  State& state_;
+};
+
+// In shutdown() rank 0 waits for a collective, which rank 1 begins after the pause.
+TEST(LongWait, ThePauseOfASuspendedProcessDoesNotCountInShutdown) {
+  Suspended::State state;
+  Hooks hooks;
+  hooks.wrap_transport = [&](int rank, std::unique_ptr<Transport> below) {
+    if (rank == 1) return below;
+    return std::unique_ptr<Transport>(new Suspended(std::move(below), state));
+  };
+  World world(2, {}, no_limits(), hooks);
+  world.each([&](Runtime& runtime, int rank) {
+    if (rank == 1) {
+      std::this_thread::sleep_for(300ms);  // rank 0 is in shutdown()
+      state.begins = true;
+      runtime.refuse("other", "it is wrong");  // wakes rank 0
+      const auto limit = std::chrono::steady_clock::now() + 8s;
+      while (!state.is_over && std::chrono::steady_clock::now() < limit) {
+        std::this_thread::sleep_for(1ms);
+      }
+      std::this_thread::sleep_for(100ms);
+    }
+    Tensor mine = tensor({1});
+    std::shared_ptr<HandleState> handle;
+    try {
+      handle = runtime.submit(submission("x", mine));
+    } catch (const Error& error) {
+      FAIL() << error.what();
+    }
+    EXPECT_EQ(runtime.shutdown(rank == 0 ? 1s : 10s), "");
+    EXPECT_EQ(error_of(*handle), "");
+  });
 }
 
 }  // namespace

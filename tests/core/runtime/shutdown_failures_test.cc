@@ -111,18 +111,20 @@ TEST(ShutdownFailures, AShutdownThatEndsAtItsLimitTellsWhereCollectivesRun) {
 // One rank writes a last checkpoint or runs an evaluation. If the process of another rank ended,
 // the launcher would end this one in the middle.
 TEST(ShutdownFailures, WhoHasNothingLeftToDoWaitsForRanksThatAreBusyElsewhere) {
-  World world(3, {}, no_limits());
-  std::atomic<bool> saved{false};
-  world.each([&](Runtime& runtime, int rank) {
-    EXPECT_EQ(error_of(*begin(runtime)), "");
-    if (rank == 1) {
-      std::this_thread::sleep_for(1500ms);
-      saved = true;
-    }
-    EXPECT_EQ(runtime.shutdown(500ms), "");
-    EXPECT_TRUE(saved);
-    EXPECT_EQ(runtime.fatal_error(), nullptr);
-  });
+  for (const auto limit : {500ms, 0ms}) {
+    World world(3, {}, no_limits());
+    std::atomic<bool> saved{false};
+    world.each([&](Runtime& runtime, int rank) {
+      EXPECT_EQ(error_of(*begin(runtime)), "");
+      if (rank == 1) {
+        std::this_thread::sleep_for(1500ms);
+        saved = true;
+      }
+      EXPECT_EQ(runtime.shutdown(limit), "");
+      EXPECT_TRUE(saved);
+      EXPECT_EQ(runtime.fatal_error(), nullptr);
+    });
+  }
 }
 
 // A transport that makes one turn of the loop stand still.

@@ -1,6 +1,7 @@
 // Barriers that go on while the program does other things.
 #include "horon/ops/session/barrier.h"
 
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -42,6 +43,31 @@ TEST(Barrier, AsynchronousOnesEndWhenTheLastRankHasCome) {
     EXPECT_TRUE(handle.poll());
     handle.wait(0ms);
   }
+  shutdown();
+}
+
+// Rank 0 drops the handles, and is ahead by as many as may be under way.
+TEST(Barrier, OneMoreThanMayBeUnderWayWaitsForTheOldest) {
+  init_session();
+  constexpr int kCalls = 1500;
+  if (test_rank() != 0) std::this_thread::sleep_for(200ms);
+  for (int i = 0; i < kCalls; ++i) (void)barrier_async();
+  BarrierHandle last;
+  for (int i = 0; i < kCalls; ++i) last = barrier_async();
+  EXPECT_EQ(error_of([&] { last.wait(20s); }), "no error");
+  shutdown();
+}
+
+// Two barriers under way at once would have one name.
+TEST(Barrier, ThreadsOfOneRankTakeTurns) {
+  init_session();
+  const auto call_100 = [] {
+    for (int i = 0; i < 100; ++i) EXPECT_EQ(error_of([] { barrier(); }), "no error");
+  };
+  std::thread other(call_100);
+  call_100();
+  other.join();
+  barrier();
   shutdown();
 }
 
