@@ -105,7 +105,8 @@ std::string fault_of_shared_gpus(const std::vector<GpuFacts>& ranks,
     if (sharing.size() < 2) continue;
     return concat(core::name_ranks(sharing), " share the GPU at ", place.second,
                   ", and NCCL needs one for each rank: start no more ranks on a host than it has "
-                  "GPUs, or give each rank its own by CUDA_VISIBLE_DEVICES");
+                  "GPUs (slices of one GPU, MIG, count as one), or give each rank its own by "
+                  "CUDA_VISIBLE_DEVICES");
   }
   return "";
 }

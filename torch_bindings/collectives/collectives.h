@@ -29,11 +29,13 @@
 // tensor may not be touched; the handle's operation keeps the memory alive by itself. Results carry
 // no autograd history, in-place calls write as under NoGradGuard. Any thread may call.
 //
-// On a GPU nothing waits for the device. The collective comes after what the current stream of the
-// calling thread has been given; wait() returns when the collective has been enqueued, and what the
-// current stream of that thread is given from then on comes after it. poll() says whether it has
-// been enqueued. Collectives that NCCL lacks (README.md, GPUs) run on the host, on copies: wait()
-// then returns when the host is done, and does not wait for the copy back.
+// On a GPU nothing waits for the device. The collective comes after what the current stream of
+// the calling thread has been given (allgather, alltoall, gather and scatter without `output`:
+// until the ranks have agreed on the size of the result); wait() returns when the collective has
+// been enqueued, and what the current stream of that thread is given from then on comes after
+// it. poll() says whether it has been enqueued. Collectives that NCCL lacks (README.md, GPUs)
+// run on the host, on copies: wait() then returns when the host is done, and does not wait for
+// the copy back.
 //
 // Errors from the call: InvalidArgument (the tensor is undefined, sparse, of a wrong device or
 // dtype; the root or the splits are impossible; this rank is not in the set), NotInitialized,

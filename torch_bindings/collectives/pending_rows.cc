@@ -36,6 +36,17 @@ bool share_memory(const at::Tensor& one, const at::Tensor& other) {
   return overlap || one.is_alias_of(other);
 }
 
+// Of this rank's share of a tensor that is scattered, which is known at the call. 0 also for splits
+// that do not fit, which are refused later.
+int64_t elements_of_share(const core::EntrySpec& spec, at::IntArrayRef shape,
+                          const ProcessSet& set) {
+  const std::vector<int64_t> splits =
+      spec.splits.empty() ? core::even_splits(shape.front(), set.size()) : spec.splits;
+  const auto place = static_cast<size_t>(set.rank());
+  const int64_t rows = place < splits.size() ? splits[place] : 0;
+  return rows > 0 && rows <= shape.front() ? rows * c10::multiply_integers(shape.slice(1)) : 0;
+}
+
 }  // namespace
 
 void PendingCollective::add_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits,
@@ -83,6 +94,14 @@ void PendingCollective::add_checked_rows(const at::Tensor& tensor,
     mark_written(output);
   }
   if (narrows_rows()) narrow(part, rows);
+  const bool needs_memory = !part.given.defined() || narrows_rows();
+  if (spec.kind == CollectiveKind::Reducescatter && needs_memory && !device_.is_cpu()) {
+    // Before the event that the collective waits for: it then waits for no later work of the stream
+    // (allocate_rows()).
+    const PlainMode plain;
+    const int64_t elements = elements_of_share(spec, part.shape, process_set_);
+    if (elements > 0) part.flat = at::empty({elements}, part.options);
+  }
   memory_.push_back(make_part(rows, {}));
   splits_.insert(splits_.end(), splits.begin(), splits.end());
 }
@@ -148,6 +167,7 @@ void PendingCollective::add_reduced(const at::Tensor& tensor, Into into) {
 
 // On a thread of the runtime. GPU memory is allocated for the caller's stream, as if at the call.
 // Work that this stream has been given since may still use that memory, so `queue` waits for it.
+// Memory that was allocated at the call needs no such wait.
 std::byte* PendingCollective::allocate_rows(Part& part, int64_t elements,
                                             core::MemoryQueue& queue) const {
   part.elements = elements;
@@ -163,6 +183,9 @@ std::byte* PendingCollective::allocate_rows(Part& part, int64_t elements,
     const size_t bytes = static_cast<size_t>(elements) * size_of(spec.dtype);
     part.bytes = results_are_copied ? allocate_reused_bytes(bytes) : allocate_bytes(bytes);
     return part.bytes.get();
+  }
+  if (part.flat.defined() && part.flat.numel() == elements) {
+    return static_cast<std::byte*>(part.flat.mutable_data_ptr());
   }
   const PlainMode plain;
   const c10::StreamGuard as_caller(*stream_);

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include <torch/csrc/utils/pybind.h>
+
 #include "horon/core/base/error.h"
 #include "horon/core/base/statistics.h"
 #include "horon/core/base/text.h"
@@ -119,6 +121,7 @@ void bind_session(py::module_& module) {
   module.def("cross_rank", &cross_rank);
   module.def("cross_size", &cross_size);
   module.def("is_homogeneous", &is_homogeneous);
+  module.def("device", &device, py::arg("process_set"), WithoutGil());
   module.def("nccl_version", &nccl_version);
   module.def("build_facts", &facts, WithoutGil());
   module.def("statistics", &counts);

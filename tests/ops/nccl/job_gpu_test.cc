@@ -40,7 +40,8 @@ TEST(JobGpu, EachRankHasItsOwn) {
 TEST(JobGpu, TwoRanksOnOneAreTold) {
   const std::string fault = JobGpu::judge({gpu_at("1"), gpu_at("2"), gpu_at("1")}, {0, 0, 0});
   EXPECT_THAT(fault, AllOf(HasSubstr("ranks 0 and 2 share the GPU at 1"),
-                           HasSubstr("no more ranks on a host than it has GPUs")));
+                           HasSubstr("no more ranks on a host than it has GPUs (slices of one "
+                                     "GPU, MIG, count as one), or")));
   // Then NCCL takes them for ranks of two hosts.
   JobGpu::Facts moved = gpu_at("1");
   moved.nccl_host_id = "elsewhere";

@@ -18,6 +18,14 @@ def test_ranks(rank, size):
     assert hvd.allgather_object(rank) == list(range(size))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="programs/on_devices.py asks for the GPU")
+def test_the_device_without_gpus():
+    assert hvd.device() == torch.device("cpu")
+    assert hvd.device(process_set=hvd.global_process_set) == torch.device("cpu")
+    with pytest.raises(ValueError, match="has not been added"):
+        hvd.device(hvd.ProcessSet([0]))
+
+
 def test_process_sets_of_a_second_call(rank, size):
     """After init_process_group("horon"), say, which makes the first one."""
     own = hvd.ProcessSet([size - 1])

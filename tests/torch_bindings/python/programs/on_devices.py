@@ -205,8 +205,8 @@ def main():
     hvd.init()
     devices = [torch.device("cpu")]
     if hvd.cuda_built() and torch.cuda.is_available():
-        torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
-        devices.append(torch.device("cuda", torch.cuda.current_device()))
+        torch.cuda.set_device(hvd.device())
+        devices.append(hvd.device())
     dist.init_process_group("horon")
     for device in devices:
         horovod_calls(device)

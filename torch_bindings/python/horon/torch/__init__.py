@@ -14,8 +14,8 @@ from horon import process_group as _process_group
 from horon.errors import HorovodInternalError
 from horon.torch import elastic
 from horon.torch.basics import (
-    ccl_built, cross_rank, cross_size, cuda_built, ddl_built, gloo_built, gloo_enabled, init,
-    is_homogeneous, is_initialized, local_rank, local_size, mpi_built, mpi_enabled,
+    ccl_built, cross_rank, cross_size, cuda_built, ddl_built, device, gloo_built, gloo_enabled,
+    init, is_homogeneous, is_initialized, local_rank, local_size, mpi_built, mpi_enabled,
     mpi_threads_supported, nccl_built, rank, rocm_built, shutdown, size, start_timeline,
     stop_timeline)
 from horon.torch.collectives import (

@@ -176,6 +176,13 @@ cross_size = native.cross_size
 is_homogeneous = native.is_homogeneous
 
 
+def device(process_set=_process_sets.global_process_set):
+    """The torch.device for the model and the data of this rank, after init(): the only GPU that it
+    may use, or the one with its local_rank, which also becomes the current one of this thread; the
+    CPU if there is none. Error if the ranks of the set can't use their GPUs together."""
+    return native.device(process_set.of_call())
+
+
 def mpi_built(verbose=False):
     return True
 
