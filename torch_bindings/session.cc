@@ -46,7 +46,7 @@ bool has_chosen_threads(const core::CpuShare& share) {
     if (core::environment_has(name)) return true;
   }
   const int threads = at::get_num_threads();
-  return threads != share.visible && !is_number_of_mkl(threads);
+  return threads != share.visible && threads != share.physical && !is_number_of_mkl(threads);
 }
 
 void divide_cores() {
@@ -56,10 +56,11 @@ void divide_cores() {
   std::string reason = "HORON_THREADS";
   if (threads == 0) {
     if (has_chosen_threads(share) || share.cores == 0) return;
-    const int cores = share.by_quota ? share.cores : share.physical;
+    // A quota counts in time of hardware threads, of which a core may have several.
+    const int cores = share.by_quota ? std::min(share.cores, share.physical) : share.physical;
     threads = std::max(1, cores / share.sharers);
     if (threads == at::get_num_threads()) return;
-    reason = concat(share.by_quota ? "a control group's CPU quota of " : "", cores,
+    reason = concat(share.by_quota ? "a control group's CPU quota leaves " : "", cores,
                     cores == 1 ? " core" : " cores",
                     share.sharers > 1 ? concat(" shared by ", share.sharers, " ranks") : "",
                     "; set OMP_NUM_THREADS or HORON_THREADS to change it");

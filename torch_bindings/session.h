@@ -15,12 +15,13 @@ namespace horon {
 // many OpenMP threads as there are cores, and N ranks on one host would fight for them. The quota
 // of CPU time of a container counts as so many cores, also where it holds one rank only. The
 // division is left alone if OMP_NUM_THREADS or MKL_NUM_THREADS is set or the program has called
-// at::set_num_threads() or omp_set_num_threads() with another number than that of the cores;
-// HORON_THREADS wins over all. (Under Open MPI, LibTorch with MKL has one thread by itself.) It
-// applies to the calling thread (with its own OpenMP regions) and to threads that use LibTorch for
-// the first time later, so call init() on the thread that trains. A second call while the session
-// runs does nothing. `headers` is left to its default: the version that the program was compiled
-// with. Throws Error(Config), also if that is not the version of the library.
+// at::set_num_threads() or omp_set_num_threads() with another number than that of the cores, with
+// or without their hardware threads; HORON_THREADS wins over all. (Under Open MPI, LibTorch with
+// MKL has one thread by itself, from which omp_set_num_threads(1) can't be told.) It applies to the
+// calling thread (with its own OpenMP regions) and to threads that use LibTorch for the first time
+// later, so call init() on the thread that trains. A second call while the session runs does
+// nothing. `headers` is left to its default: the version that the program was compiled with. Throws
+// Error(Config), also if that is not the version of the library.
 void init(const InitOptions& options = {}, std::string_view headers = kHeaderVersion);
 
 // The device for the model and the data of this rank. A GPU: the one numbered local_rank(), or the

@@ -39,9 +39,15 @@ core::Submission barrier_of(const ProcessSet& process_set, std::string name) {
 // They are alike, so it does not matter which comes first.
 class Turn {
  public:
+  // Throws what wait_check() throws.
   explicit Turn(uint32_t set) : set_(set) {
     std::unique_lock lock(turns().mutex);
-    turns().next.wait(lock, [&] { return turns().sets.insert(set_).second; });
+    const auto is_next = [&] { return turns().sets.insert(set_).second; };
+    while (!turns().next.wait_for(lock, core::kWaitCheckInterval, is_next)) {
+      lock.unlock();
+      if (const core::WaitCheck check = core::wait_check()) check();
+      lock.lock();
+    }
   }
   ~Turn() {
     {

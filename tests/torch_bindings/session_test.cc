@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <sched.h>
 #include <thread>
 #include <vector>
@@ -18,7 +17,6 @@
 #include <mpi.h>
 
 #include "horon/core/base/version.h"
-#include "horon/core/host/cpu_quota.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/support/mpi_main.h"
@@ -172,12 +170,12 @@ TEST(Session, ACommunicatorOfTheCaller) {
 TEST(Threads, AreDividedWhereTheUserHasNotChosen) {
   const int cores = usable_cores();
   unsetenv("OMP_NUM_THREADS");
+  unsetenv("MKL_NUM_THREADS");
   at::set_num_threads(cores);
   init();
-  const std::optional<core::CpuQuota> quota = core::cpu_quota();
-  const int physical = ops::cpu_share().physical;
-  const int shared = quota ? std::clamp(static_cast<int>(quota->cores), 1, cores) : physical;
-  EXPECT_EQ(at::get_num_threads(), std::max(1, shared / local_size()));
+  const core::CpuShare& share = ops::cpu_share();
+  const int shared = share.by_quota ? std::min(share.cores, share.physical) : share.physical;
+  EXPECT_EQ(at::get_num_threads(), std::max(1, shared / share.sharers));
   shutdown();
 }
 

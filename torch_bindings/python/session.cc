@@ -28,7 +28,8 @@ namespace py = pybind11;
 using WithoutGil = py::call_guard<py::gil_scoped_release>;
 
 // A barrier whose time was over on this rank, or whose wait Ctrl-C has ended. The next one is that
-// barrier again, as for the ranks that have called one only.
+// barrier again, as for the ranks that have called one only. (If those give up as well and all call
+// anew, one more time limit passes before they meet.)
 class OpenBarrier {
  public:
   static OpenBarrier& of_process() {

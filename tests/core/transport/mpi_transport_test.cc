@@ -211,11 +211,13 @@ TEST(MpiTransport, ThoseWhoHaveEndedStopNobodyElse) {
   };
   if (test_rank() == 2) transport->send(0, Bytes(9, std::byte{2}));
   if (test_rank() == 1) {
+    MPI_Recv(nullptr, 0, MPI_BYTE, 0, 0, bootstrap.communicator(), MPI_STATUS_IGNORE);
     std::this_thread::sleep_for(std::chrono::milliseconds(50));  // rank 2 is at its end
     transport->send(0, Bytes(9, std::byte{1}));
   }
   if (test_rank() == 0) {
     EXPECT_EQ(next().from, 2);
+    MPI_Send(nullptr, 0, MPI_BYTE, 1, 0, bootstrap.communicator());
     EXPECT_EQ(next().from, 1);
   }
   transport.reset();
