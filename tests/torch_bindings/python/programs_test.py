@@ -87,8 +87,8 @@ class Programs(unittest.TestCase):
                    "hvd.init()\n"
                    "print(f'has {torch.get_num_threads()} threads', flush=True)\n")
         cores = len(os.sched_getaffinity(0))
-        for ranks in (1, 2):
-            for chosen in ([], ["1"], [str(cores + 1)]):
+        for ranks, chosen in [(1, []), (2, []), (1, ["1"]), (2, [str(cores + 1)])]:
+            with self.subTest(ranks=ranks, chosen=chosen):
                 code, output = run_command(
                     [LAUNCHER, str(ranks), "env", "-u", "OMP_NUM_THREADS", "-u", "MKL_NUM_THREADS",
                      sys.executable, "-c", program, *chosen])
