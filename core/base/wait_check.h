@@ -23,17 +23,17 @@ WaitCheck wait_check() noexcept;
 // the timeout is over. In a forked child, where nothing goes on, false at once.
 template <class Wait>
 bool wait_and_check(std::chrono::nanoseconds timeout, const Wait& wait) {
-  using Clock = std::chrono::steady_clock;
   using std::chrono::nanoseconds;
   constexpr nanoseconds longest = std::chrono::hours(24 * 365);
-  const auto end = Clock::now() + std::clamp(timeout, nanoseconds(0), longest);
+  const auto now = [] { return std::chrono::steady_clock::now(); };
+  const auto end = now() + std::clamp(timeout, nanoseconds(0), longest);
   for (;;) {
-    const nanoseconds left = std::max<nanoseconds>(end - Clock::now(), nanoseconds(0));
+    const nanoseconds left = std::max<nanoseconds>(end - now(), nanoseconds(0));
     const WaitCheck check = wait_check();
     if (wait(check != nullptr ? std::min<nanoseconds>(left, kWaitCheckInterval) : left)) {
       return true;
     }
-    if (in_forked_child() || Clock::now() >= end) return false;
+    if (in_forked_child() || now() >= end) return false;
     if (check != nullptr) check();
   }
 }
