@@ -27,14 +27,6 @@ const GroupFiles kVersion1{
     "memory.limit_in_bytes", "memory.usage_in_bytes", {"total_inactive_file", "total_active_file"}};
 const GroupFiles kVersion2{"memory.max", "memory.current", {"inactive_file", "active_file"}};
 
-// Reads a file that begins with a number; "max" gives none.
-std::optional<size_t> number_in(const fs::path& path) {
-  std::ifstream file(path);
-  size_t number = 0;
-  if (file >> number) return number;
-  return std::nullopt;
-}
-
 // Adds up the numbers of these keys in a file with a key and a number in each line.
 size_t sum_in(const fs::path& path, std::initializer_list<std::string_view> keys) {
   std::ifstream file(path);
@@ -56,8 +48,8 @@ void take_host(const std::string& proc, AvailableMemory& least) {
 
 void take_group(const ControlGroup& group, AvailableMemory& least) {
   const GroupFiles& files = group.version == 2 ? kVersion2 : kVersion1;
-  const std::optional<size_t> limit = number_in(group.folder / files.limit);
-  const std::optional<size_t> used = number_in(group.folder / files.used);
+  const std::optional<size_t> limit = number_in<size_t>(group.folder / files.limit);
+  const std::optional<size_t> used = number_in<size_t>(group.folder / files.used);
   if (!limit || !used) return;
   const size_t reclaimable = sum_in(group.folder / "memory.stat", files.files);
   const size_t kept = *used > reclaimable ? *used - reclaimable : 0;

@@ -1,7 +1,5 @@
 #include "horon/core/host/control_groups.h"
 
-#include <fstream>
-
 #include "horon/core/base/text.h"
 
 namespace horon::core {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <fstream>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -22,5 +23,14 @@ struct ControlGroup {
 // read names no groups. The folders are those of proc(5) and cgroups(7). Any thread.
 std::vector<ControlGroup> control_groups(std::string_view controller, const std::string& proc,
                                          const std::string& groups);
+
+// The number with which a file begins; nullopt: there is none, but "max", say.
+template <class Number>
+std::optional<Number> number_in(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  Number number = 0;
+  if (file >> number) return number;
+  return std::nullopt;
+}
 
 }  // namespace horon::core

@@ -8,13 +8,6 @@
 namespace horon::core {
 namespace {
 
-std::optional<double> first_number(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  double number = 0;
-  if (file >> number) return number;
-  return std::nullopt;
-}
-
 // CPU time per time: "max 100000" (no limit) or "800000 100000" in one file, or two files, of which
 // the first holds -1 for no limit.
 std::optional<double> cores_of(const ControlGroup& group) {
@@ -29,8 +22,8 @@ std::optional<double> cores_of(const ControlGroup& group) {
       period = second;
     }
   } else {
-    quota = first_number(group.folder / "cpu.cfs_quota_us");
-    period = first_number(group.folder / "cpu.cfs_period_us");
+    quota = number_in<double>(group.folder / "cpu.cfs_quota_us");
+    period = number_in<double>(group.folder / "cpu.cfs_period_us");
   }
   if (!quota || !period || *quota <= 0 || *period <= 0) return std::nullopt;
   return *quota / *period;

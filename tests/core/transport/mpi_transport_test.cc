@@ -146,6 +146,20 @@ TEST(MpiTransport, EndsWithUnreadAndUnsentMessages) {
   }
 }
 
+// The last rank receives what rank 0 sends on the next transport, and nothing older.
+void expect_news_alone(const MpiBootstrap& bootstrap) {
+  const int last = test_size() - 1;
+  MpiTransport later(bootstrap, {});
+  if (test_rank() == 0) later.send(last, Bytes(9, std::byte{2}));
+  while (test_rank() == last) {
+    const std::optional<Transport::Message> message = later.receive();
+    if (!message) continue;
+    EXPECT_EQ(message->bytes.front(), std::byte{2});
+    break;
+  }
+  while (!later.flushed()) continue;
+}
+
 // MPI reuses the number of a communicator that was freed for the next one. A message that was sent
 // on the old one would then be received on the new one.
 TEST(MpiTransport, WhatAFailedJobLeavesReachesNoLaterOne) {
@@ -161,15 +175,7 @@ TEST(MpiTransport, WhatAFailedJobLeavesReachesNoLaterOne) {
     while (!transport->flushed()) continue;
     transport.reset();
   }
-  MpiTransport later(bootstrap, {});
-  if (test_rank() == 0) later.send(last, Bytes(9, std::byte{2}));
-  while (test_rank() == last) {
-    const std::optional<Transport::Message> message = later.receive();
-    if (!message) continue;
-    EXPECT_EQ(message->bytes.front(), std::byte{2});
-    break;
-  }
-  while (!later.flushed()) continue;
+  expect_news_alone(bootstrap);
   MPI_Barrier(bootstrap.communicator());
 }
 
@@ -187,15 +193,7 @@ TEST(MpiTransport, WhatComesLateReachesNoLaterOne) {
   transport.reset();
   // While MPI makes a communicator, it would drop the message.
   if (test_rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  MpiTransport later(bootstrap, {});
-  if (test_rank() == 0) later.send(last, Bytes(9, std::byte{2}));
-  while (test_rank() == last) {
-    const std::optional<Transport::Message> message = later.receive();
-    if (!message) continue;
-    EXPECT_EQ(message->bytes.front(), std::byte{2});
-    break;
-  }
-  while (!later.flushed()) continue;
+  expect_news_alone(bootstrap);
 }
 
 // What those who have ended leave takes no place from the messages of others.
