@@ -10,6 +10,7 @@
 
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
+#include "horon/core/base/wait_check.h"
 #include "horon/core/bootstrap/mpi_error.h"
 
 namespace horon::core {
@@ -49,11 +50,24 @@ std::string missing_ranks_text(MPI_Comm parent, double waited_s) {
                 "communicator of those");
 }
 
-// When to warn of a wait: after `first_s`, again after twice the time and so on. 0: never.
-class Warnings {
+// Whether a rank that waits for others has to say so or to give up.
+class Patience {
  public:
-  explicit Warnings(double first_s) : gap_s_(first_s), next_s_(first_s) {}
-  bool is_due(double waited_s) {
+  explicit Patience(const WaitLimits& limits)
+      : abort_s_(limits.abort_s), gap_s_(limits.warn_s), next_s_(limits.warn_s) {}
+
+  // Warns with `text(waited_s)`, or throws it as an Error(Stall).
+  template <class Text>
+  void watch(double waited_s, const Text& text) {
+    if (abort_s_ > 0 && waited_s >= abort_s_) {
+      throw Error(ErrorCode::Stall,
+                  concat(text(waited_s), " (HORON_STALL_ABORT_S ended the wait)"));
+    }
+    if (warning_is_due(waited_s)) log(LogLevel::Warn, text(waited_s));
+  }
+
+ private:
+  bool warning_is_due(double waited_s) {
     constexpr double kGapMax_s = 600;
     if (gap_s_ <= 0 || waited_s < next_s_) return false;
     gap_s_ = std::min(2 * gap_s_, kGapMax_s);
@@ -61,24 +75,30 @@ class Warnings {
     return true;
   }
 
- private:
+  const double abort_s_;
   double gap_s_;
   double next_s_;
 };
 
 // Waits for a non-blocking call. So this rank can report that it waits, by watch(seconds so far).
-// If that throws, the call stays behind in MPI, which has no way to end one.
+// If that or the program's check throws, the call stays behind in MPI, which has no way to end one.
 template <class Watch>
 void wait_for(MPI_Request& request, const Watch& watch) {
   constexpr double kYields_s = 0.02;  // most waits are shorter, and a nap is long beside them
   constexpr auto kNap = std::chrono::milliseconds(1);
   const auto begin = Clock::now();
+  auto last_check = begin;
   for (;;) {
     int is_over = 0;
     check_mpi(MPI_Test(&request, &is_over, MPI_STATUS_IGNORE), "MPI_Test");
     if (is_over != 0) return;
     const double waited_s = std::chrono::duration<double>(Clock::now() - begin).count();
     watch(waited_s);
+    const WaitCheck check = wait_check();
+    if (check != nullptr && Clock::now() - last_check >= kWaitCheckInterval) {
+      check();
+      last_check = Clock::now();
+    }
     if (waited_s < kYields_s) {
       std::this_thread::yield();
     } else {
@@ -87,17 +107,23 @@ void wait_for(MPI_Request& request, const Watch& watch) {
   }
 }
 
-void wait_for_all_ranks(MPI_Comm parent, const Config& config) {
-  MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Ibarrier(parent, &request), "MPI_Ibarrier");
-  Warnings warnings(config.stall_warn_s);
-  wait_for(request, [&](double waited_s) {
-    if (config.stall_abort_s > 0 && waited_s >= config.stall_abort_s) {
-      throw Error(ErrorCode::Stall, concat(missing_ranks_text(parent, waited_s),
-                                           " (HORON_STALL_ABORT_S ended the wait)"));
+// Returns when all ranks of the communicator are here. `text(seconds so far)` tells of the wait. If
+// this rank gives up, it abandons the library.
+template <class Text>
+void meet(MpiLibrary& library, MPI_Comm communicator, const WaitLimits& limits, const Text& text) {
+  try {
+    // If a rank has given up waiting, its call meets that of a rank that comes later; so the latter
+    // waits in its second call.
+    for (int call = 0; call < 2; ++call) {
+      MPI_Request request = MPI_REQUEST_NULL;
+      check_mpi(MPI_Ibarrier(communicator, &request), "MPI_Ibarrier");
+      Patience patience(limits);
+      wait_for(request, [&](double waited_s) { patience.watch(waited_s, text); });
     }
-    if (warnings.is_due(waited_s)) log(LogLevel::Warn, missing_ranks_text(parent, waited_s));
-  });
+  } catch (...) {
+    library.abandon();
+    throw;
+  }
 }
 
 MPI_Comm with_returned_errors(MPI_Comm communicator) {
@@ -108,19 +134,14 @@ MPI_Comm with_returned_errors(MPI_Comm communicator) {
 }  // namespace
 
 // By a barrier, since MPI's non-blocking allgathers may connect every two ranks. It is not known
-// which rank is late; but all others warn, so it is the one that does not.
+// which rank is late; but all others warn or give up, so it is the one that does not.
 void MpiBootstrap::wait_for_others(MPI_Comm communicator) const {
   int rank = 0;
   check_mpi(MPI_Comm_rank(communicator_, &rank), "MPI_Comm_rank");
-  MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Ibarrier(communicator, &request), "MPI_Ibarrier");
-  Warnings warnings(warn_after_s_);
-  wait_for(request, [&](double waited_s) {
-    if (!warnings.is_due(waited_s)) return;
-    log(LogLevel::Warn,
-        concat("horon::init() on rank ", rank, " has waited ", std::lround(waited_s),
-               " s for a rank that has called init() too and is stuck in it: one that does not log "
-               "this warning. Look at its host, its files and its devices"));
+  meet(library_, communicator, limits_, [rank](double waited_s) {
+    return concat("horon::init() on rank ", rank, " has waited ", std::lround(waited_s),
+                  " s for a rank that has called init() too and is stuck in it: one that does not "
+                  "tell of such a wait. Look at its host, its files and its devices");
   });
 }
 
@@ -154,9 +175,9 @@ std::vector<std::string> MpiBootstrap::allgather_over(MPI_Comm communicator,
   return blocks;
 }
 
-MpiBootstrap::MpiBootstrap(const MpiLibrary& library, const void* communicator,
-                           const std::string& host_id, double warn_after_s)
-    : library_(library), warn_after_s_(warn_after_s) {
+MpiBootstrap::MpiBootstrap(MpiLibrary& library, const void* communicator,
+                           const std::string& host_id, WaitLimits limits)
+    : library_(library), limits_(limits) {
   check_mpi(MPI_Comm_dup(parent_of(communicator), &communicator_), "MPI_Comm_dup");
   with_returned_errors(communicator_);
   find_hosts(host_id);
@@ -199,15 +220,10 @@ std::vector<std::string> MpiBootstrap::allgather(Among among, std::string_view m
 std::unique_ptr<MpiBootstrap> meet_all_ranks(MpiLibrary& library, const void* communicator,
                                              const Config& config) {
   const MPI_Comm parent = parent_of(communicator);
-  try {
-    // If a rank has given up waiting, its call meets that of a rank that comes later; so the latter
-    // waits in its second call.
-    for (int call = 0; call < 2; ++call) wait_for_all_ranks(parent, config);
-  } catch (...) {
-    library.abandon();
-    throw;
-  }
-  return std::make_unique<MpiBootstrap>(library, communicator, config.host_id, config.stall_warn_s);
+  const WaitLimits limits{.warn_s = config.stall_warn_s, .abort_s = config.stall_abort_s};
+  meet(library, parent, limits,
+       [parent](double waited_s) { return missing_ranks_text(parent, waited_s); });
+  return std::make_unique<MpiBootstrap>(library, communicator, config.host_id, limits);
 }
 
 }  // namespace horon::core

@@ -14,7 +14,7 @@ namespace horon::ops {
 inline std::unique_ptr<core::LocalGroup> mpi_local_group(
     size_t area_bytes,
     core::LocalGroup::ProcessCopies copies = core::LocalGroup::ProcessCopies::IfAllowed) {
-  const core::MpiLibrary library;
+  core::MpiLibrary library;
   return core::LocalGroup::create(core::MpiBootstrap(library), area_bytes, copies);
 }
 

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/call_names.h"
@@ -15,8 +16,17 @@
 namespace horon {
 namespace {
 
-at::Tensor to_tensor(const std::string& bytes) {
-  at::Tensor tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
+// For the collective of this name. Without memory it fails on the other ranks too.
+at::Tensor room_for(int64_t bytes, const std::string& name, const ProcessSet& set) {
+  try {
+    return at::empty({bytes}, at::kByte);
+  } catch (...) {
+    torch_detail::refuse_calls({name}, set, core::current_error());
+  }
+}
+
+at::Tensor to_tensor(const std::string& bytes, const std::string& name, const ProcessSet& set) {
+  at::Tensor tensor = room_for(std::ssize(bytes), name, set);
   if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
   return tensor;
 }
@@ -45,33 +55,36 @@ torch_detail::BlockingCallName name_of(const ObjectOptions& options, std::string
 std::string broadcast_bytes(const std::string& bytes, const ObjectOptions& options) {
   const torch_detail::PlainMode plain;
   const torch_detail::BlockingCallName name = name_of(options, "broadcast_bytes");
-  const auto send = [&](at::Tensor& tensor, const char* part) {
-    broadcast_(
-        tensor,
-        {.name = name.get() + part, .root = options.root, .process_set = options.process_set});
+  const ProcessSet& set = options.process_set;
+  const auto send = [&](at::Tensor& tensor, const std::string& part) {
+    broadcast_(tensor, {.name = part, .root = options.root, .process_set = set});
   };
   at::Tensor size = at::empty({1}, at::kLong);
   *size.mutable_data_ptr<int64_t>() = static_cast<int64_t>(bytes.size());
-  send(size, ".size");
+  send(size, name.get() + ".size");
   const int64_t count = *size.const_data_ptr<int64_t>();
-  at::Tensor content = rank() == options.root ? to_tensor(bytes) : at::empty({count}, at::kByte);
-  send(content, ".bytes");
+  const std::string second = name.get() + ".bytes";
+  at::Tensor content =
+      rank() == options.root ? to_tensor(bytes, second, set) : room_for(count, second, set);
+  send(content, second);
   return to_text(content);
 }
 
 std::vector<std::string> allgather_bytes(const std::string& bytes, const ObjectOptions& options) {
   const torch_detail::PlainMode plain;
   const torch_detail::BlockingCallName name = name_of(options, "allgather_bytes");
+  const ProcessSet& set = options.process_set;
   return divide(
-      allgather_async(to_tensor(bytes), {.name = name.get(), .process_set = options.process_set}));
+      allgather_async(to_tensor(bytes, name.get(), set), {.name = name.get(), .process_set = set}));
 }
 
 std::vector<std::string> gather_bytes(const std::string& bytes, const ObjectOptions& options) {
   const torch_detail::PlainMode plain;
   const torch_detail::BlockingCallName name = name_of(options, "gather_bytes");
+  const ProcessSet& set = options.process_set;
   const Handle handle =
-      gather_async(to_tensor(bytes),
-                   {.name = name.get(), .root = options.root, .process_set = options.process_set});
+      gather_async(to_tensor(bytes, name.get(), set),
+                   {.name = name.get(), .root = options.root, .process_set = set});
   handle.wait();
   return rank() == options.root ? divide(handle) : std::vector<std::string>();
 }
@@ -82,7 +95,7 @@ std::string scatter_bytes(const std::vector<std::string>& parts, const ObjectOpt
   const torch_detail::BlockingCallName name = name_of(options, "scatter_bytes");
   ScatterOptions call{.name = name.get(), .root = options.root};
   call.process_set = set;
-  if (rank() != options.root) return to_text(scatter(to_tensor({}), call));
+  if (rank() != options.root) return to_text(scatter(to_tensor({}, call.name, set), call));
   if (std::ssize(parts) != set.size()) {
     torch_detail::refuse_call(
         call.name, set,
@@ -94,7 +107,7 @@ std::string scatter_bytes(const std::vector<std::string>& parts, const ObjectOpt
     all += part;
     call.splits.push_back(std::ssize(part));
   }
-  return to_text(scatter(to_tensor(all), call));
+  return to_text(scatter(to_tensor(all, call.name, set), call));
 }
 
 }  // namespace horon

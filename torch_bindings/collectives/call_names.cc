@@ -67,10 +67,15 @@ void refuse_call(const std::string& name, const ProcessSet& set, const std::stri
 
 void refuse_calls(const std::vector<std::string>& names, const ProcessSet& set,
                   const std::string& text) {
+  refuse_calls(names, set, Error(ErrorCode::InvalidArgument, text));
+}
+
+void refuse_calls(const std::vector<std::string>& names, const ProcessSet& set,
+                  const Error& error) {
   if (is_initialized() && set.includes_me()) {
-    for (const std::string& name : names) ops::runtime().refuse(name, text, set.id());
+    for (const std::string& name : names) ops::runtime().refuse(name, error.what(), set.id());
   }
-  throw Error(ErrorCode::InvalidArgument, text);
+  throw Error(error);
 }
 
 NameTurn::NameTurn(std::string name, uint32_t set) : key_(concat(set, " ", name)) {

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "horon/core/base/error.h"
 #include "horon/ops/session/process_set.h"
 
 namespace horon::torch_detail {
@@ -30,6 +31,9 @@ std::string given_or_counted_called_object(const std::string& given, std::string
 // The same of a call that would begin several collectives: all their names fail there.
 [[noreturn]] void refuse_calls(const std::vector<std::string>& names, const ProcessSet& set,
                                const std::string& text);
+// The same with an error of any code.
+[[noreturn]] void refuse_calls(const std::vector<std::string>& names, const ProcessSet& set,
+                               const Error& error);
 
 // While it lives, one call has a name to itself: a second call of the same name and process set
 // waits until the first has ended. So a name that is used again (a forward that is recomputed, two

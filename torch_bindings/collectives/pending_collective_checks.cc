@@ -3,6 +3,7 @@
 
 #include <c10/util/accumulate.h>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/narrow_type.h"
 #include "horon/core/base/text.h"
@@ -34,8 +35,9 @@ void PendingCollective::check(const at::Tensor& tensor, Into into) {
     spec.dtype = dtype;
     check_device(tensor);
     check_reduction(tensor, given);
-  } catch (const Error& error) {
-    refuse(error);
+  } catch (
+      ...) {  // LibTorch's own errors too: the look for values that are not finite needs memory
+    refuse(core::current_error());
   }
 }
 

@@ -3,10 +3,9 @@
 #include <mutex>
 #include <utility>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
-#include "horon/ops/session/running_job.h"
-#include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/collectives/names_in_flight.h"
 #include "horon/torch_bindings/collectives/sparse_reduction.h"
@@ -82,17 +81,13 @@ SparseHandle sparse_allreduce_async(const at::Tensor& tensor,
       torch_detail::names_in_flight().wait_until_free(set.id(), concat(name, part));
     }
   }
+  at::Tensor mine;
   try {
     torch_detail::check_sparse_allreduce(tensor, name, options.op);
-  } catch (const Error& error) {
-    if (is_initialized() && set.includes_me()) {
-      // The other ranks wait under both names.
-      ops::runtime().refuse(concat(name, SparseReduction::kIndices), error.what(), set.id());
-      ops::runtime().refuse(concat(name, SparseReduction::kValues), error.what(), set.id());
-    }
-    throw;
+    mine = tensor.detach().coalesce();
+  } catch (...) {  // LibTorch's own errors too
+    torch_detail::refuse_sparse_allreduce(name, set, core::current_error());
   }
-  const at::Tensor mine = tensor.detach().coalesce();
   SparseReduction reduction(
       name, set, mine, mine, mine.sparse_dim(),
       concat(to_string(options.op), " of sparse ", core::shape_text(mine.sizes())));

@@ -8,9 +8,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
+#include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/collectives/pending_collective.h"
 #include "horon/torch_bindings/tensors/finite.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
@@ -65,6 +67,11 @@ void check_sparse_allreduce(const at::Tensor& tensor, const std::string& name, R
   }
 }
 
+void refuse_sparse_allreduce(const std::string& name, const ProcessSet& set, const Error& error) {
+  refuse_calls({concat(name, SparseReduction::kIndices), concat(name, SparseReduction::kValues)},
+               set, error);
+}
+
 at::Tensor index_rows(const at::Tensor& coalesced) {
   const at::Tensor indices = coalesced.indices();
   return at::cat({indices.new_zeros({1, indices.size(0)}), indices.t()});
@@ -74,19 +81,23 @@ SparseReduction::SparseReduction(const std::string& name, const ProcessSet& set,
                                  const at::Tensor& like, at::Tensor mine, int64_t sparse_dim,
                                  const std::string& remark)
     : sizes_(like.sizes().vec()) {
-  if (mine.defined() && mine.sparse_dim() != sparse_dim) {
-    mine = mine.to_dense().to_sparse(sparse_dim).coalesce();
-  }
-  const auto dense = like.options().layout(at::kStrided);
-  at::Tensor indices = at::zeros({1, sparse_dim}, dense.dtype(at::kLong));
-  at::Tensor values;
-  if (mine.defined()) {
-    indices = index_rows(mine);
-    values = mine.values().to(like.scalar_type());
-  } else {
-    std::vector<int64_t> shape(like.sizes().begin() + sparse_dim, like.sizes().end());
-    shape.insert(shape.begin(), 0);
-    values = at::empty(shape, dense);
+  at::Tensor indices, values;
+  try {
+    if (mine.defined() && mine.sparse_dim() != sparse_dim) {
+      mine = mine.to_dense().to_sparse(sparse_dim).coalesce();
+    }
+    if (mine.defined()) {
+      indices = index_rows(mine);
+      values = mine.values().to(like.scalar_type());
+    } else {
+      const auto dense = like.options().layout(at::kStrided);
+      indices = at::zeros({1, sparse_dim}, dense.dtype(at::kLong));
+      std::vector<int64_t> shape(like.sizes().begin() + sparse_dim, like.sizes().end());
+      shape.insert(shape.begin(), 0);
+      values = at::empty(shape, dense);
+    }
+  } catch (...) {  // LibTorch has no memory, say
+    refuse_sparse_allreduce(name, set, core::current_error());
   }
   indices_ = gather(concat(name, kIndices), set, indices, remark);
   values_ = gather(concat(name, kValues), set, values, remark);

@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "horon/core/base/entry_spec.h"
+#include "horon/core/base/error.h"
 #include "horon/ops/session/process_set.h"
 
 namespace horon::torch_detail {
@@ -22,6 +23,11 @@ class PendingCollective;
 // Throws Error(InvalidArgument) that begins with the name, if sparse_allreduce() does not take the
 // tensor or the op.
 void check_sparse_allreduce(const at::Tensor& tensor, const std::string& name, ReduceOp op);
+
+// Makes both collectives of SparseReduction fail on the other ranks, which would wait for this one
+// otherwise, and throws `error` here.
+[[noreturn]] void refuse_sparse_allreduce(const std::string& name, const ProcessSet& set,
+                                          const Error& error);
 
 // The entries of a coalesced sparse tensor as rows that travel. The indices of each rank have a row
 // of zeros before them: so a rank without any entry is told from one that has joined and takes no
@@ -41,7 +47,7 @@ class SparseReduction {
 
   // `like` has the shape and dtype of the tensor; `mine` is this rank's, coalesced or undefined;
   // `sparse_dim` is the same on all ranks. `remark` is compared beside the names. Starts two
-  // allgathers. Throws Error.
+  // allgathers. Throws Error; the other ranks learn of it.
   SparseReduction(const std::string& name, const ProcessSet& set, const at::Tensor& like,
                   at::Tensor mine, int64_t sparse_dim, const std::string& remark = {});
 

@@ -5,10 +5,11 @@
 
 #include <ATen/ops/empty_strided.h>
 
-#include "horon/core/base/error.h"
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
+#include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/gradients/round_agreement.h"
 #include "horon/torch_bindings/tensors/failures.h"
 #include "horon/torch_bindings/tensors/finite.h"
@@ -71,11 +72,15 @@ void LateParts::submit(size_t index, const GradientSlot& slot) {
     return;
   }
   at::Tensor memory = slot.late();
-  if (!memory.defined()) {
-    memory = at::empty_strided(view.sizes(), view.strides(), view.options());
-    memory.fill_(neutral_element(settings_.op));
+  try {
+    if (!memory.defined()) {
+      memory = at::empty_strided(view.sizes(), view.strides(), view.options());
+      memory.fill_(neutral_element(settings_.op));
+    }
+    if (slot.sparse().defined()) memory.add_(slot.sparse());  // some rank's is dense, so all are
+  } catch (...) {                                             // LibTorch has no memory, say
+    refuse_calls({name}, settings_.process_set, core::current_error());
   }
-  if (slot.sparse().defined()) memory.add_(slot.sparse());  // some rank's is dense, so all are
   check_finite({""}, name, slot, memory);
   const at::Tensor reals = real_view(memory);
   const auto spec = flat_spec(gradient_spec(settings_, data_type_of(reals, slot.name())),
@@ -90,11 +95,9 @@ void LateParts::check_finite(std::initializer_list<std::string_view> name_ending
                              const std::string& name, const GradientSlot& slot,
                              const at::Tensor& values) const {
   if (!settings_.check_finite || all_finite(values)) return;
-  const Error error = gradient_not_finite(slot.name(), values);
-  for (const std::string_view ending : name_endings) {
-    ops::runtime().refuse(core::concat(name, ending), error.what(), settings_.set);
-  }
-  throw error;
+  std::vector<std::string> names;
+  for (const std::string_view ending : name_endings) names.push_back(core::concat(name, ending));
+  refuse_calls(names, settings_.process_set, gradient_not_finite(slot.name(), values));
 }
 
 void LateParts::wait(double scale) {

@@ -11,24 +11,26 @@
 #include "horon/core/base/text.h"
 #include "horon/core/bootstrap/mpi_error.h"
 #include "horon/tests/core/bootstrap/bootstrap_contract.h"
+#include "horon/tests/support/error_of.h"
 #include "horon/tests/support/mpi_main.h"
 
 namespace horon::core {
 namespace {
 
+using test::error_of;
 using testing::AllOf;
 using testing::HasSubstr;
 
 // The contract of all bootstraps, with the ranks on one host and on two.
 TEST(MpiBootstrap, KeepsTheContract) {
-  const MpiLibrary library;
+  MpiLibrary library;
   check_bootstrap(MpiBootstrap(library));
   check_bootstrap(MpiBootstrap(library, nullptr, test_rank() < 2 ? "first" : "second"));
 }
 
 TEST(MpiBootstrap, LeavesMpiToTheCallerWhoBeganIt) {
   for (int round = 0; round < 3; ++round) {
-    const MpiLibrary library;
+    MpiLibrary library;
     const MpiBootstrap bootstrap(library);
     EXPECT_FALSE(library.owns_mpi());
     EXPECT_FALSE(library.thread_fault());
@@ -40,7 +42,7 @@ TEST(MpiBootstrap, LeavesMpiToTheCallerWhoBeganIt) {
 }
 
 TEST(MpiBootstrap, KnowsWhereItStands) {
-  const MpiLibrary library;
+  MpiLibrary library;
   const MpiBootstrap bootstrap(library);
   const Topology& topology = bootstrap.topology();
   EXPECT_EQ(topology.rank, test_rank());
@@ -58,7 +60,7 @@ TEST(MpiBootstrap, KnowsWhereItStands) {
 
 // Ranks that could share memory are on two hosts if their host ids say so.
 TEST(MpiBootstrap, HostIdsDivideAHost) {
-  const MpiLibrary library;
+  MpiLibrary library;
   const bool odd = test_rank() % 2 == 1;
   const MpiBootstrap bootstrap(library, nullptr, odd ? "odd" : "");
   std::vector<int> hosts;
@@ -79,7 +81,7 @@ TEST(MpiBootstrap, TakesACommunicatorOfTheCaller) {
   int rank = -1;
   MPI_Comm_rank(half, &rank);
   {
-    const MpiLibrary library;
+    MpiLibrary library;
     const MpiBootstrap bootstrap(library, &half);
     EXPECT_EQ(bootstrap.topology().rank, rank);
     EXPECT_EQ(bootstrap.topology().size, (test_size() + 1 - test_rank() % 2) / 2);
@@ -92,8 +94,8 @@ TEST(MpiBootstrap, TakesACommunicatorOfTheCaller) {
 // If a rank stands still in the start of a job, in a driver or on a file system, the others report
 // that they wait for it.
 TEST(MpiBootstrap, RanksThatWaitForOneInTheStartSaySo) {
-  const MpiLibrary library;
-  const MpiBootstrap bootstrap(library, nullptr, "", 0.1);
+  MpiLibrary library;
+  const MpiBootstrap bootstrap(library, nullptr, "", {.warn_s = 0.1});
   const bool stands_still = test_rank() == test_size() - 1;
   testing::internal::CaptureStderr();
   if (stands_still) std::this_thread::sleep_for(std::chrono::milliseconds(500));
@@ -108,10 +110,36 @@ TEST(MpiBootstrap, RanksThatWaitForOneInTheStartSaySo) {
   }
 }
 
+// One of them comes later, when the others have given up.
+TEST(MpiBootstrap, RanksThatWaitInTheStartGiveUpInTheEnd) {
+  if (test_size() == 1) GTEST_SKIP() << "nobody is late";
+  MpiLibrary library;
+  const MpiBootstrap bootstrap(library, nullptr, "", {.abort_s = 0.2});
+  const int late = test_size() - 1;
+  const bool is_late = test_rank() == late;
+  char word = 0;
+  const auto hear_from = [&word](int rank) {
+    MPI_Recv(&word, 1, MPI_CHAR, rank, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  };
+  const auto tell = [&word](int rank) { MPI_Send(&word, 1, MPI_CHAR, rank, 0, MPI_COMM_WORLD); };
+  for (int other = 0; is_late && other < late; ++other) hear_from(other);
+  EXPECT_THAT(error_of([&] { require_same(bootstrap, "nothing", ""); }),
+              AllOf(HasSubstr("stall: "), HasSubstr("is stuck in it"),
+                    HasSubstr("(HORON_STALL_ABORT_S ended the wait)")));
+  EXPECT_TRUE(library.abandoned());
+  for (int other = 0; is_late && other < late; ++other) tell(other);
+  if (is_late) return;
+  tell(late);
+  hear_from(late);
+  MPI_Request left_behind = MPI_REQUEST_NULL;  // meets the second one of the late rank
+  MPI_Ibarrier(bootstrap.communicator(), &left_behind);
+  MPI_Wait(&left_behind, MPI_STATUS_IGNORE);
+}
+
 TEST(MpiLibrary, HasAVersion) { EXPECT_THAT(MpiLibrary::version(), HasSubstr("MPI")); }
 
 TEST(MpiError, CarriesMpisOwnWords) {
-  const MpiLibrary library;
+  MpiLibrary library;
   const MpiBootstrap bootstrap(library);
   check_mpi(MPI_SUCCESS, "MPI_Send");
   const int value = 0;

@@ -51,7 +51,7 @@ class MpiLookTest : public testing::Test {
     ASSERT_GT(yields_of_looks(), 0) << "this MPI yields nowhere, or not by libc's function";
   }
 
-  const MpiLibrary library_;
+  MpiLibrary library_;
 };
 
 TEST_F(MpiLookTest, DoesNotYieldAndLetsOthersYieldAfterwards) {

@@ -17,7 +17,7 @@ TEST(MpiOwner, BeginsAndEndsMpiOnce) {
   MPI_Initialized(&state);
   ASSERT_EQ(state, 0);
   {
-    const MpiLibrary library;
+    MpiLibrary library;
     EXPECT_TRUE(library.owns_mpi());
     MPI_Initialized(&state);
     EXPECT_EQ(state, 1);

@@ -68,7 +68,7 @@ using Body = std::function<void(Transport&)>;
 // several hosts.
 struct JobWorld {
   static void run(const Body& body) {
-    const MpiLibrary library;
+    MpiLibrary library;
     const MpiBootstrap bootstrap(library);
     const Topology& topology = bootstrap.topology();
     const auto group =
@@ -84,7 +84,7 @@ struct JobWorld {
 // The same job when processes may not share memory.
 struct MpiWorld {
   static void run(const Body& body) {
-    const MpiLibrary library;
+    MpiLibrary library;
     const MpiBootstrap bootstrap(library);
     const Topology& topology = bootstrap.topology();
     const auto group =
@@ -99,7 +99,7 @@ struct MpiWorld {
 // Every other rank is on a second host, so that half of the pairs go through MPI.
 struct RoutedWorld {
   static void run(const Body& body) {
-    const MpiLibrary library;
+    MpiLibrary library;
     const MpiBootstrap bootstrap(library, nullptr, test_rank() % 2 == 0 ? "even" : "odd");
     const Topology& topology = bootstrap.topology();
     const auto group =
@@ -119,7 +119,7 @@ INSTANTIATE_TYPED_TEST_SUITE_P(Routed, TransportContract, RoutedWorld);
 // Messages that are never read are lost with their transport: the next one receives its own
 // messages only.
 TEST(MpiTransport, EndsWithUnreadAndUnsentMessages) {
-  const MpiLibrary library;
+  MpiLibrary library;
   const MpiBootstrap bootstrap(library);
   const int size = bootstrap.topology().size;
   if (size == 1) GTEST_SKIP() << "needs a second rank";
@@ -163,7 +163,7 @@ void expect_news_alone(const MpiBootstrap& bootstrap) {
 // MPI reuses the number of a communicator that was freed for the next one. A message that was sent
 // on the old one would then be received on the new one.
 TEST(MpiTransport, WhatAFailedJobLeavesReachesNoLaterOne) {
-  const MpiLibrary library;
+  MpiLibrary library;
   const MpiBootstrap bootstrap(library);
   const int last = test_size() - 1;
   auto transport = std::make_unique<MpiTransport>(bootstrap, WaitPolicy());
@@ -181,7 +181,7 @@ TEST(MpiTransport, WhatAFailedJobLeavesReachesNoLaterOne) {
 
 // Nothing has failed, but one rank answers a question that was asked just before the end.
 TEST(MpiTransport, WhatComesLateReachesNoLaterOne) {
-  const MpiLibrary library;
+  MpiLibrary library;
   const MpiBootstrap bootstrap(library);
   const int last = test_size() - 1;
   if (last == 0) GTEST_SKIP() << "needs a second rank";
@@ -198,7 +198,7 @@ TEST(MpiTransport, WhatComesLateReachesNoLaterOne) {
 
 // What those who have ended leave takes no place from the messages of others.
 TEST(MpiTransport, ThoseWhoHaveEndedStopNobodyElse) {
-  const MpiLibrary library;
+  MpiLibrary library;
   const MpiBootstrap bootstrap(library);
   if (test_size() < 3) GTEST_SKIP() << "needs three ranks";
   auto transport = std::make_unique<MpiTransport>(bootstrap, WaitPolicy(), /*arrivals_max=*/1);
@@ -223,7 +223,7 @@ TEST(MpiTransport, ThoseWhoHaveEndedStopNobodyElse) {
 
 // A rank that does not come to its end, as it is stopped, keeps the others for a moment only.
 TEST(MpiTransport, TheEndWaitsForNobodyForEver) {
-  const MpiLibrary library;
+  MpiLibrary library;
   const MpiBootstrap bootstrap(library);
   auto transport = std::make_unique<MpiTransport>(bootstrap, WaitPolicy());
   if (test_rank() != 0) transport.reset();
@@ -232,7 +232,7 @@ TEST(MpiTransport, TheEndWaitsForNobodyForEver) {
 }
 
 TEST(MpiTransport, RefusesMessagesThatAreTooLong) {
-  const MpiLibrary library;
+  MpiLibrary library;
   const MpiBootstrap bootstrap(library);
   if (bootstrap.topology().size == 1) GTEST_SKIP() << "needs a second rank";
   MpiTransport transport(bootstrap, {});
@@ -251,7 +251,7 @@ TEST(MpiTransport, RefusesMessagesThatAreTooLong) {
 
 // So all that can be reached hear of the end of a job, though sends to others fail meanwhile.
 TEST(MpiTransport, TheErrorOfASendIsItsOwnAndStopsNoOther) {
-  const MpiLibrary library;
+  MpiLibrary library;
   const MpiBootstrap bootstrap(library);
   MpiTransport transport(bootstrap, {});
   if (test_rank() == 0) {
@@ -280,7 +280,7 @@ TEST(MpiTransport, TheErrorOfASendIsItsOwnAndStopsNoOther) {
 
 // MPI may end the receive of a long message after that of a short one.
 TEST(MpiTransport, AMessageIsNotOvertakenByALaterOneOfItsRank) {
-  const MpiLibrary library;
+  MpiLibrary library;
   const MpiBootstrap bootstrap(library);
   MpiTransport transport(bootstrap, {});
   Talk talk(transport);
@@ -298,7 +298,7 @@ TEST(MpiTransport, AMessageIsNotOvertakenByALaterOneOfItsRank) {
 }
 
 TEST(MpiTransport, ALengthThatCantBeIsAnErrorAndAllocatesNothing) {
-  const MpiLibrary library;
+  MpiLibrary library;
   const MpiBootstrap bootstrap(library);
   const int rank = bootstrap.topology().rank;
   for (const int length : {static_cast<int>(MpiTransport::kMessageBytesMax) + 1, INT_MAX, -1}) {

@@ -9,8 +9,10 @@
 
 #include "horon/tests/torch_bindings/collectives/collective_values.h"
 #include "horon/tests/torch_bindings/session_environment.h"
+#include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/collectives/grouped_collectives.h"
+#include "horon/torch_bindings/collectives/sparse_allreduce.h"
 
 namespace horon::given_results_test {
 namespace {
@@ -229,14 +231,20 @@ TEST(Wait, HasTheResultAfterOneThatFoundNoMemory) {
   expect_equal(sums[1], reducescatter(many, {.op = ReduceOp::Sum}));
 }
 
+// Of a call for which rank 0 alone has no memory.
+template <class Call>
+std::string error_without_memory(const Call& call) {
+  if (rank() != 0) return error_of(call);
+  const NoMemory no_memory;
+  return error_of(call);
+}
+
+auto tells_of_rank_0() { return HasSubstr(rank() == 0 ? "memory" : "rank 0"); }
+
 TEST(Call, ACopyWithoutMemoryFailsOnAllRanks) {
   const at::Tensor turned = at::ones({size() * 40, 20}).t();
-  const auto error_where = [&](const auto& call) {
-    if (rank() != 0) return error_of(call);
-    const NoMemory no_memory;
-    return error_of(call);
-  };
-  const auto of_rank_0 = testing::HasSubstr(rank() == 0 ? "memory" : "rank 0");
+  const auto error_where = [](const auto& call) { return error_without_memory(call); };
+  const auto of_rank_0 = tells_of_rank_0();
   EXPECT_THAT(error_where([&] { (void)allreduce(turned, {.name = "a"}); }), of_rank_0);
   EXPECT_THAT(error_where([&] { (void)allgather(turned, {.name = "b"}); }), of_rank_0);
   EXPECT_THAT(error_where([&] { (void)reduce(turned, {.name = "c"}); }), of_rank_0);
@@ -244,6 +252,39 @@ TEST(Call, ACopyWithoutMemoryFailsOnAllRanks) {
   const ReducescatterOptions narrow{.name = "d", .compression = Compression::Float16};
   EXPECT_THAT(error_where([&] { (void)reducescatter(rows, narrow); }), of_rank_0);
   expect_equal(allreduce(turned, {.name = "a"}), turned);
+}
+
+TEST(Call, ASparseTensorWithoutMemoryFailsOnAllRanks) {
+  const at::Tensor indices = at::arange(2000).fmod(1000).unsqueeze(0).to(at::kLong);
+  const at::Tensor sparse = at::sparse_coo_tensor(indices, at::ones({2000}), {1000});
+  const SparseAllreduceOptions sum{.name = "sparse", .op = ReduceOp::Sum};
+  EXPECT_THAT(error_without_memory([&] { (void)sparse_allreduce(sparse, sum); }),
+              tells_of_rank_0());
+  const at::Tensor coalesced = sparse.coalesce();
+  EXPECT_THAT(error_without_memory([&] { (void)sparse_allreduce(coalesced, sum); }),
+              tells_of_rank_0());
+  expect_equal(sparse_allreduce(sparse, sum).to_dense(), at::full({1000}, 2.0F * size()));
+}
+
+TEST(Call, BytesWithoutMemoryFailOnAllRanks) {
+  const std::string bytes(2000, 'b');
+  const std::vector<std::string> parts(static_cast<size_t>(size()), bytes);
+  for (int root = 0; root < size(); ++root) {
+    EXPECT_THAT(error_without_memory(
+                    [&] { (void)broadcast_bytes(bytes, {.name = "broadcast", .root = root}); }),
+                tells_of_rank_0());
+    EXPECT_EQ(broadcast_bytes(rank() == root ? bytes : "", {.name = "broadcast", .root = root}),
+              bytes);
+  }
+  EXPECT_THAT(error_without_memory([&] { (void)allgather_bytes(bytes, {.name = "allgather"}); }),
+              tells_of_rank_0());
+  EXPECT_EQ(allgather_bytes(bytes, {.name = "allgather"}), parts);
+  EXPECT_THAT(error_without_memory([&] { (void)gather_bytes(bytes, {.name = "gather"}); }),
+              tells_of_rank_0());
+  EXPECT_EQ(gather_bytes(bytes, {.name = "gather"}).size(), rank() == 0 ? parts.size() : 0);
+  EXPECT_THAT(error_without_memory([&] { (void)scatter_bytes(parts, {.name = "scatter"}); }),
+              tells_of_rank_0());
+  EXPECT_EQ(scatter_bytes(parts, {.name = "scatter"}), bytes);
 }
 
 TEST(Completions, ATokenOfEachCallComesOut) {
