@@ -74,7 +74,7 @@ horon_label_tests(cuda gpu_window_test.np1 gpu_window_test.np2 gpu_window_test.n
                   gpu_window_test.np4)
 horon_mpirun_test(gpu_session_test.through_the_host gpu_session_test 3
                   ENVIRONMENT HORON_GPU_COLLECTIVES=host
-                  ARGS --gtest_filter=GpuSession.*-*Nccl*)
+                  ARGS --gtest_filter=GpuSession.*-*Nccl*:*MayTakeLong)
 set(gpu_hosts 2+1 2+2 1+1+1)
 if(HORON_SANITIZE)
   set(gpu_hosts 2+1)
@@ -84,7 +84,7 @@ foreach(layout ${gpu_hosts})
   horon_mpirun_test(gpu_session_test.hosts_${hosts} gpu_session_test ${layout}
                     LAUNCHER ${horon_mpirun_hosts}
                     ENVIRONMENT HORON_GPU_COLLECTIVES=hierarchical
-                    ARGS --gtest_filter=-GpuCapture.*)
+                    ARGS --gtest_filter=-GpuCapture.*:*MayTakeLong)
   horon_label_tests(cuda gpu_session_test.hosts_${hosts})
 endforeach()
 horon_test(host_cuda_test

@@ -78,7 +78,7 @@ class GpuBlockChunks : public GpuSession {
 
   void check(const Case& tested) {
     const auto expected = result_of(tested, DeviceKind::Host);
-    EXPECT_TRUE(result_of(tested, DeviceKind::Cuda) == expected)
+    EXPECT_TRUE(std::ranges::equal(result_of(tested, DeviceKind::Cuda), expected, are_same))
         << to_string(tested.kind) << ' ' << to_string(tested.op) << " of " << tested.rows.front()
         << " rows on rank 0, " << to_string(tested.dtype);
   }

@@ -20,7 +20,6 @@
 namespace horon::gpu_session {
 namespace {
 
-using testing::Each;
 using testing::HasSubstr;
 
 TEST_F(GpuCapture, AStepIsCapturedOnceAndMadeAtEachLaunch) {
@@ -51,7 +50,7 @@ TEST_F(GpuCapture, AStepIsCapturedOnceAndMadeAtEachLaunch) {
   });
   Graph graph = end();
   EXPECT_EQ(*seen, 0) << "a capture makes nothing";
-  EXPECT_THAT(*gradients[3], Each(-1.0F));
+  EXPECT_THAT(*gradients[3], AllAre(-1.0F));
 
   const int waits_before = device().host_waits();
   for (int step = 1; step <= 6; ++step) {
@@ -156,8 +155,8 @@ TEST_F(GpuCapture, AllKindsCanBeCaptured) {
       EXPECT_EQ((*gathered)[2 * ranks * from], value);
       EXPECT_EQ((*exchanged)[2 * from + 1], value);
     }
-    EXPECT_THAT(*scattered, Each(sum_of({}) / 2));
-    EXPECT_THAT(*broadcast, Each(static_cast<float>(size())));
+    EXPECT_THAT(*scattered, AllAre(sum_of({}) / 2));
+    EXPECT_THAT(*broadcast, AllAre(static_cast<float>(size())));
   }
 }
 
@@ -186,7 +185,7 @@ TEST_F(GpuCapture, SetsHaveOneOrderInAGraph) {
   const Graph graph = end();
   for (int round = 0; round < 5; ++round) launch(graph);
   drain();
-  for (const Floats& result : data) EXPECT_THAT(*result, Each(sum_of({})));
+  for (const Floats& result : data) EXPECT_THAT(*result, AllAre(sum_of({})));
 }
 
 TEST_F(GpuCapture, RowsAreGatheredAndScatteredByGraphs) {
@@ -231,7 +230,8 @@ TEST_F(GpuCapture, RowsAreGatheredAndScatteredByGraphs) {
 }
 
 // NCCL keeps its communicator as long as graphs have its kernels.
-TEST_F(GpuCapture, AGraphThatOutlivesTheSessionDoesNotHoldItUp) {
+TEST_F(GpuCapture, AGraphThatOutlivesTheSessionHoldsItUpForAMomentOnly) {
+  if (test_size() != 3) GTEST_SKIP() << "it takes long, and one number of ranks shows it: 3";
   start_and_warm_up();
   const Floats data = floats(100, mine());
   begin();

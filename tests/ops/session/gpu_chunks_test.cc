@@ -47,13 +47,13 @@ class GpuChunks : public GpuSession {
     submission.memory = {{input->data(), output->data(), static_cast<int64_t>(tested.count)}};
     submission.keep_alive = input;
     (void)ops::runtime().submit(std::move(submission))->get();
-    EXPECT_TRUE(tested.in_place || *input == before);
+    EXPECT_TRUE(tested.in_place || are_same(*input, before));
     return *output;
   }
 
   void check(const Case& tested) {
     const Bytes expected = result_of(tested, DeviceKind::Host);
-    const bool same = result_of(tested, DeviceKind::Cuda) == expected;
+    const bool same = are_same(result_of(tested, DeviceKind::Cuda), expected);
     EXPECT_TRUE(same) << to_string(tested.kind) << ' ' << to_string(tested.op) << " of "
                       << tested.count << ' ' << to_string(tested.dtype);
   }

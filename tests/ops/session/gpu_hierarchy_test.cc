@@ -45,8 +45,8 @@ TEST_F(GpuHierarchy, IsUsedBetweenHostsAlone) {
   const Handle second = allreduce(local, "set", in_set);
   (void)first->get();
   (void)second->get();
-  EXPECT_THAT(*in_world, testing::Each(sum_of({})));
-  EXPECT_THAT(*in_set, testing::Each(sum_of(local)));
+  EXPECT_THAT(*in_world, AllAre(sum_of({})));
+  EXPECT_THAT(*in_set, AllAre(sum_of(local)));
 }
 
 // The ranks of a host without shared memory can't agree on what enters their devices.
@@ -57,7 +57,7 @@ TEST_F(GpuHierarchy, IsNotUsedWithoutSharedMemory) {
   EXPECT_EQ(is_chosen(), one_rank_each);
   const Floats data = floats(5000, mine());
   (void)allreduce({}, "x", data)->get();
-  EXPECT_THAT(*data, testing::Each(sum_of({})));
+  EXPECT_THAT(*data, AllAre(sum_of({})));
 }
 
 // A tensor is late on one rank, because that rank needs the result of an earlier one first. The
@@ -100,8 +100,8 @@ TEST_F(GpuHierarchy, ALateTensorHoldsUpNoEarlierResult) {
     (void)of_early->get();
     *has_early = true;
     (void)of_late->get();
-    ASSERT_THAT(*early, testing::Each(sum_of({})));
-    ASSERT_THAT(*late, testing::Each(static_cast<float>(size())));
+    ASSERT_THAT(*early, AllAre(sum_of({})));
+    ASSERT_THAT(*late, AllAre(static_cast<float>(size())));
   }
 }
 

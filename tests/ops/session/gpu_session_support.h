@@ -1,7 +1,9 @@
 // A session on GPUs made of threads, and tensors to submit to it.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
@@ -9,11 +11,13 @@
 #include <thread>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "horon/ops/cuda/cuda_memory.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
+#include "horon/tests/support/all_are.h"
 #include "horon/tests/support/host_gpu/host_gpu_libraries.h"
 #include "horon/tests/support/mpi_main.h"
 
@@ -77,6 +81,20 @@ inline float sum_of(const ProcessSet& set) {
   float sum = 0;
   for (const int member : set.ranks()) sum += static_cast<float>(member + 1);
   return sum;
+}
+
+// As testing::Each(value), in a small part of its time.
+MATCHER_P(AllAre, value, "") {
+  if (all_are(arg, value)) return true;
+  const auto wrong = std::find_if(arg.begin(), arg.end(), [this](auto x) { return x != value; });
+  *result_listener << "element " << wrong - arg.begin() << " of " << arg.size() << " is " << *wrong
+                   << ", not " << value;
+  return false;
+}
+
+// std::vector<std::byte> compares byte by byte.
+inline bool are_same(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 class GpuSession : public testing::Test {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -19,7 +20,6 @@
 namespace horon::gpu_session {
 namespace {
 
-using testing::Each;
 using testing::HasSubstr;
 
 using GpuThroughHost = GpuSession;
@@ -42,10 +42,10 @@ void fill(const Floats& data, T value) {
   std::fill_n(begin, data->size() * sizeof(float) / sizeof(T), value);
 }
 template <class T>
-bool all_are(const Floats& data, T value) {
-  const auto* const begin = reinterpret_cast<const T*>(data->data());
-  const auto count = static_cast<ptrdiff_t>(data->size() * sizeof(float) / sizeof(T));
-  return std::count(begin, begin + count, value) == count;
+bool are_all(const Floats& data, T value) {
+  return all_are(
+      std::span(reinterpret_cast<const T*>(data->data()), data->size() * sizeof(float) / sizeof(T)),
+      value);
 }
 
 Handle submit_beside_nccl(const ProcessSet& set, const std::string& name, const BesideNccl& call,
@@ -68,10 +68,10 @@ bool is_right(const ProcessSet& set, const BesideNccl& call, const Floats& data)
   int bits = 0;
   for (const int member : set.ranks()) bits |= 1 << member;
   const auto sum = static_cast<int>(sum_of(set));
-  if (call.dtype == DataType::Int16) return all_are(data, static_cast<int16_t>(sum));
-  if (call.op == ReduceOp::Average) return all_are(data, sum / set.size());
-  if (call.op == ReduceOp::BitOr) return all_are(data, bits);
-  return all_are(data, 3.0F);
+  if (call.dtype == DataType::Int16) return are_all(data, static_cast<int16_t>(sum));
+  if (call.op == ReduceOp::Average) return are_all(data, sum / set.size());
+  if (call.op == ReduceOp::BitOr) return are_all(data, bits);
+  return are_all(data, 3.0F);
 }
 
 // To pin memory waits for all work of the device: for kernels of NCCL too, which wait for peers.
@@ -107,7 +107,7 @@ TEST_F(GpuThroughHost, WhatNcclDoesNotHaveBesideIt) {
     for (Call& call : calls) {
       (void)call.handle->get();
       if (call.kind == nullptr) {
-        ASSERT_THAT(*call.data, Each(sum_of(call.set)));
+        ASSERT_THAT(*call.data, AllAre(sum_of(call.set)));
       } else {
         ASSERT_TRUE(is_right(call.set, *call.kind, call.data)) << call.name;
       }
@@ -136,8 +136,8 @@ TEST_F(GpuThroughHost, WhatComesLateBehindItHoldsUpNoOtherSet) {
     const Handle third = allreduce(other, "own", own);
     for (const Handle& handle : {third, second, first}) (void)handle->get();
     EXPECT_TRUE(is_right({}, kBesideNccl[3], copied));
-    EXPECT_THAT(*late, Each(sum_of({})));
-    EXPECT_THAT(*own, Each(sum_of({})));
+    EXPECT_THAT(*late, AllAre(sum_of({})));
+    EXPECT_THAT(*own, AllAre(sum_of({})));
   }
 }
 
@@ -157,7 +157,7 @@ TEST_F(GpuThroughHost, WhereRanksShareAGpu) {
   EXPECT_THAT(ops::gpu()->nccl_unavailable(), HasSubstr("share the GPU at 0000:3B:00.0"));
   const Floats data = floats(50, mine());
   EXPECT_EQ(error_of([&] { return allreduce({}, "x", data); }), "");
-  EXPECT_THAT(*data, testing::Each(sum_of({})));
+  EXPECT_THAT(*data, AllAre(sum_of({})));
   EXPECT_EQ(libraries_->opened_nccl(), nullptr);
   shutdown();
   options.nccl_host_id = std::to_string(test_rank());
@@ -191,7 +191,7 @@ TEST_F(GpuThroughHost, CopiesAndTensorsOfTheHostKeepOneOrder) {
     }
     for (size_t i = 0; i < handles.size(); ++i) {
       (void)handles[i]->get();
-      EXPECT_THAT(*all[i], testing::Each(sum_of({}) * static_cast<float>(i + 1))) << i;
+      EXPECT_THAT(*all[i], AllAre(sum_of({}) * static_cast<float>(i + 1))) << i;
     }
   }
 }

@@ -15,7 +15,6 @@
 namespace horon::gpu_session {
 namespace {
 
-using testing::Each;
 using testing::IsEmpty;
 
 class GpuWindow : public GpuSession {
@@ -38,7 +37,7 @@ class GpuWindow : public GpuSession {
     for (int i = 0; i < times; ++i) {
       const Floats data = floats(1000, mine());
       (void)allreduce_packed(set, "packed", data)->get();
-      ASSERT_THAT(*data, Each(sum_of(set)));
+      ASSERT_THAT(*data, AllAre(sum_of(set)));
     }
   }
   // Separate threads free memory, and end a communicator that was lost.
@@ -73,7 +72,7 @@ TEST_F(GpuWindow, ThereIsNoneForTensorsThatAreNotPacked) {
   for (int i = 0; i < 3; ++i) {
     const Floats data = floats(1000, mine());
     (void)allreduce({}, "x", data)->get();
-    EXPECT_THAT(*data, Each(sum_of({})));
+    EXPECT_THAT(*data, AllAre(sum_of({})));
   }
   EXPECT_EQ(windows().live(), 0);
   end_and_look();
@@ -109,7 +108,7 @@ TEST_F(GpuWindow, AllRanksPackAtTheSamePlaceOrInNoWindow) {
                                    : allreduce({}, name, data.back()));
     }
     for (const Handle& handle : handles) (void)handle->get();
-    for (const Floats& each : data) ASSERT_THAT(*each, Each(sum_of({})));
+    for (const Floats& each : data) ASSERT_THAT(*each, AllAre(sum_of({})));
   }
   EXPECT_GE(windows().collectives_in_windows(), size() > 1 ? 20 : 0);
   end_and_look();
@@ -127,8 +126,8 @@ TEST_F(GpuWindow, ARankThatHasJoinedDoesAsTheOthers) {
       const Floats as_it_is = floats(100, 5);
       (void)allreduce_packed({}, "packed alone", packed)->get();
       (void)allreduce({}, "as it is", as_it_is)->get();
-      EXPECT_THAT(*packed, Each(3.0F));
-      EXPECT_THAT(*as_it_is, Each(5.0F));
+      EXPECT_THAT(*packed, AllAre(3.0F));
+      EXPECT_THAT(*as_it_is, AllAre(5.0F));
     }
     EXPECT_GE(join(), 0);
   }
@@ -159,7 +158,7 @@ TEST_F(GpuWindow, WhereNcclFailsTheJobGoesOnWithAnotherCommunicator) {
       const Handle earlier = allreduce({}, "before", before);
       reduce_packed(4);
       (void)earlier->get();
-      EXPECT_THAT(*before, Each(sum_of({})));
+      EXPECT_THAT(*before, AllAre(sum_of({})));
       EXPECT_EQ(windows().collectives_in_windows(), 0);
       end_and_look();
     }
@@ -199,7 +198,7 @@ TEST_F(GpuWindow, ItIsNotFreedWhileWorkUsesIt) {
   for (const Handle& handle : handles) (void)handle->get_enqueued();
   const float sum = sum_of({});
   end_and_look();
-  for (const Floats& each : data) EXPECT_THAT(*each, Each(sum));
+  for (const Floats& each : data) EXPECT_THAT(*each, AllAre(sum));
 }
 
 }  // namespace
