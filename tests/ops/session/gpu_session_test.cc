@@ -1,5 +1,4 @@
-// A whole job with tensors on GPUs, from init() to shutdown(), on the CUDA and the NCCL of the
-// host.
+// A whole job with tensors on GPUs, from init() to shutdown(), on CUDA and NCCL of the host.
 #include <algorithm>
 #include <array>
 #include <atomic>
