@@ -82,7 +82,7 @@ TEST_F(CheckpointFile, LabelsAreReadAsTheyWereWrittenInEveryLocale) {
 TEST_F(CheckpointFile, JobsThatWriteTheSameOneLeaveAWholeOne) {
   const std::string path = folder_ + "/step-000000000001.pt";
   c10::impl::GenericDict content = dictionary();
-  content.insert("tensor", at::full({(4 << 20) + rank()}, rank()));
+  content.insert("tensor", at::full({(1 << 20) + rank()}, rank()));
   for (int i = 0; i < 3; ++i) {
     barrier();
     EXPECT_EQ(test::error_of([&] {
@@ -168,7 +168,7 @@ TEST_F(CheckpointFile, AJobThatTidiesUpLeavesWhatAnotherOneIsWriting) {
   const std::string path = folder_ + "/step-000000000001.pt", left = path + ".tmp1";
   std::ofstream(left) << "of a job that was killed";
   c10::impl::GenericDict content = dictionary();
-  content.insert("tensor", at::zeros({16 << 20}));
+  content.insert("tensor", at::zeros({2 << 20}));
   std::atomic<bool> is_over{false};
   std::thread other([&] {
     while (!is_over) torch_detail::remove_unfinished(folder_);
@@ -316,7 +316,7 @@ TEST_F(CheckpointFile, GivesOtherRanksRandomNumbersOfTheirOwn) {
 
 TEST_F(CheckpointFile, TheLatestIsTheOneThatIsStillBeingWritten) {
   Checkpoints checkpoints(folder_);
-  at::Tensor large = at::zeros({16 << 20});
+  at::Tensor large = at::zeros({2 << 20});
   checkpoints.add("large", {{"large", large}});
   checkpoints.save(1);
   EXPECT_EQ(checkpoints.latest(), folder_ + "/step-000000000001.pt");
