@@ -14,7 +14,6 @@
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 namespace horon::torch_detail {
@@ -129,58 +128,27 @@ void queue(std::function<void()> function) {
   autograd::Engine::get_default_engine().queue_callback(std::move(function));
 }
 
-// Set on nodes of the outer task, whose number is known only when one of them runs.
-class FindOuterTask : public autograd::FunctionPreHook {
- public:
-  explicit FindOuterTask(Link link) : link_(std::move(link)) {}
-  autograd::variable_list operator()(const autograd::variable_list& inputs) override {
-    BackwardListener* const listener = link_->listener;
-    // The first node that runs is enough.
-    const bool found = wanted_ == nullptr || !std::exchange(*wanted_, false);
-    if (!found && listener != nullptr) listener->task_found(BackwardEnds::current_task());
-    return inputs;
-  }
-
-  // A node has one of these for a listener, however often it is wanted: the node of a leaf lives as
-  // long as the leaf.
-  static void set_on(autograd::Node& node, const Link& link, std::shared_ptr<bool> wanted) {
-    for (const auto& hook : node.pre_hooks()) {
-      auto* const ours = dynamic_cast<FindOuterTask*>(hook.get());
-      if (ours == nullptr || ours->link_ != link) continue;
-      ours->wanted_ = std::move(wanted);
-      return;
-    }
-    auto hook = std::make_unique<FindOuterTask>(link);
-    hook->wanted_ = std::move(wanted);
-    node.add_pre_hook(std::move(hook));
-  }
-
- private:
-  Link link_;
-  std::shared_ptr<bool> wanted_;  // shared by all next nodes of a task
-};
-
-// What the engine keeps until the end of a task.
+// What the engine keeps as long as a task.
 class AwaitedTask {
  public:
   AwaitedTask(Link link, int64_t task) : link_(std::move(link)), task_(task) {}
   ~AwaitedTask() {
-    if (ended_) return;
+    if (ended_ && !is_inner_) return;
     // This may be a thread of the engine, a little after backward() has thrown.
     const std::lock_guard lock(link_->gives_up);
     BackwardListener* const listener = link_->listener;
     if (listener == nullptr) return;
     if (autograd::get_current_node() == nullptr) {
-      listener->task_given_up(task_);
+      is_inner_ ? listener->task_ended(task_) : listener->task_given_up(task_);
       return;
     }
-    // A pass within another one, which may go on: the end of the outer one decides.
-    listener->task_ended(task_);
+    // The thread is back in the outer pass, whose end decides: it may go on also where this one has
+    // ended by an exception.
     try {
       listener->task_found(BackwardEnds::current_task());
     } catch (...) {  // no memory to await the outer pass
-      return;
     }
+    listener->task_ended(task_);
   }
   AwaitedTask(const AwaitedTask&) = delete;
   AwaitedTask& operator=(const AwaitedTask&) = delete;
@@ -188,12 +156,9 @@ class AwaitedTask {
   void end() {
     BackwardListener* const listener = link_->listener;
     if (std::exchange(ended_, true) || listener == nullptr) return;
+    is_inner_ = autograd::get_current_node() != nullptr;
+    if (is_inner_) return;
     listener->task_ended(task_);
-    // A shared_ptr, or, in later versions of LibTorch, an intrusive_ptr.
-    if (const auto outer = autograd::get_current_node()) {
-      if (!listener->awaits_task_of_this_thread()) find_outer_task(*outer);
-      return;
-    }
     if (!listener->backward_ending()) return;
     // An entry of an earlier task is left only if another callback threw before its end_all().
     std::erase_if(endings, [&](const Ending& ending) { return ending.task != task_; });
@@ -203,16 +168,10 @@ class AwaitedTask {
   }
 
  private:
-  void find_outer_task(const autograd::Node& node) {
-    const auto wanted = std::make_shared<bool>(true);
-    for (const autograd::Edge& next : node.next_edges()) {
-      if (next.is_valid()) FindOuterTask::set_on(*next.function, link_, wanted);
-    }
-  }
-
   Link link_;
   int64_t task_;
   bool ended_ = false;
+  bool is_inner_ = false;  // has ended within another task, which counts from then on
 };
 
 }  // namespace

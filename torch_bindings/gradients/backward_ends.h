@@ -4,11 +4,12 @@
 // backward pass may run inside another one (recomputation does so), and only the end of the
 // outermost one is the end for the program. While an inner pass ends, its thread still executes a
 // node of the outer pass; the engine tells which (get_current_node()). The outer pass may call no
-// hook of ours, and then nothing is queued in it: in that case the end of the inner pass asks the
-// next node of the outer pass to queue the function there.
+// hook of ours, and then nothing is queued in it. So the function is queued there when the engine
+// destroys what was queued in the inner pass: by then the thread is back in the outer pass, and
+// still in that node. Later would be too late: the outer pass may throw next.
 //
-// A pass that ends by an exception calls no function. The engine then destroys what was queued, and
-// that is how this class notices.
+// A pass that ends by an exception calls no function. That the engine destroys what was queued is
+// how this class notices.
 #pragma once
 
 #include <chrono>
@@ -37,10 +38,9 @@ class BackwardListener {
   virtual std::optional<bool> must_agree(std::chrono::nanoseconds limit) = 0;
   // Makes these collectives and waits for them. Any thread.
   virtual void agree() noexcept = 0;
-  // A node runs in a task in which none of the listener's hooks has been called.
+  // This thread is in a task of which the listener may not have heard. It has not heard yet that
+  // the task within it has ended.
   virtual void task_found(int64_t task) = 0;
-  // Is the end of another task of this thread awaited?
-  virtual bool awaits_task_of_this_thread() = 0;
   // The same on all ranks and unlike that of other listeners: backward_ended() is called in this
   // order, so that ranks wait for their collectives in the same one.
   virtual const std::string& order() const = 0;

@@ -48,11 +48,12 @@
 // which costs two more small collectives, and one of its own size.
 //
 // Ranks that have called join() take part with zeros until all have; an average is then that of the
-// others. After that all ranks begin a new step. A gradient that a rank has by then, and whose
-// bucket has not been submitted, counts in that step unless the program zeroes it; other gradients
-// are lost, with Average together with what .grad held before them. Call zero_grad() before the
-// next epoch: a .grad that is left is that of unlike steps, and with Sum each rank would add its
-// own.
+// others. With WaitIn::Step the buckets that a rank had submitted before still hold its gradients;
+// a step with weights then throws Error(RankLeft). After that all ranks begin a new step. A
+// gradient that a rank has by then, and whose bucket has not been submitted, counts in that step
+// unless the program zeroes it; other gradients are lost, with Average together with what .grad
+// held before them. Call zero_grad() before the next epoch: a .grad that is left is that of unlike
+// steps, and with Sum each rank would add its own.
 //
 // A reducer belongs to the session in which it was made. In another one (a program that owns MPI
 // may call init() again) it throws Error(InvalidArgument): make a new one there.

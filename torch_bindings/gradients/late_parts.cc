@@ -112,6 +112,7 @@ void LateParts::wait(double scale) {
     failures.run([&] {
       if (reduction.sparse) reduction.memory = reduction.sparse->result(settings_.op, sparse_scale);
       if (reduction.handle != nullptr) {
+        note_current_stream(reduction.memory);  // a hook may have made it in another one
         (void)outcome_in_order(*reduction.handle, reduction.memory.device());
         if (scale != 1) reduction.memory.mul_(scale);
       }

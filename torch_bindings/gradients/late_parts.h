@@ -30,7 +30,7 @@ class LateParts {
   // The settings outlive it.
   LateParts(std::string reducer_name, const GradientSettings& settings);
 
-  // Begins a round: forgets the one before.
+  // Ends a round: keeps nothing of it, which may be as large as the gradients.
   void clear();
   // No rank has anything in this round.
   bool empty() const { return flags_ == nullptr; }

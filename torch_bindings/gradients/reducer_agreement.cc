@@ -267,10 +267,25 @@ void GradientReducer::Impl::use_weights() {
                 core::concat("\"", name_, "\": ", ranks, " did not call set_weight() in this ",
                              "step, but others did; call it on all ranks or on none"));
   }
+  refuse_weight_that_has_left();
   if (totals_.weight == 0) return;  // no rank had anything
   // The reduction has divided by the number of ranks.
   scale_ = totals_.participants / totals_.weight;
   number_share_ = *weight_ * scale_;
+}
+
+// With WaitIn::Step a rank may have joined since it has submitted its buckets: their sums hold its
+// gradients, and nobody knows its weight. All ranks that are left find the same.
+void GradientReducer::Impl::refuse_weight_that_has_left() const {
+  for (const GradientBucket& bucket : buckets_) {
+    if (bucket.handle == nullptr || !bucket.handle->wait(std::nullopt)) continue;
+    const core::Outcome& outcome = bucket.handle->outcome();
+    if (outcome.error || outcome.unused || outcome.contributors <= totals_.participants) continue;
+    throw Error(ErrorCode::RankLeft,
+                core::concat("\"", name_, "\": a rank called join() after set_weight() and ",
+                             "backward() and before the step, which has its gradients without ",
+                             "their weight."));
+  }
 }
 
 void GradientReducer::Impl::refuse_early_step(bool early) {

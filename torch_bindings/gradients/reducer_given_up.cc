@@ -17,8 +17,7 @@ using namespace torch_detail;
 
 // False: its end was not awaited.
 bool GradientReducer::Impl::forget_task(int64_t task) {
-  return std::erase_if(running_tasks_,
-                       [task](const RunningTask& running) { return running.id == task; }) > 0;
+  return std::erase(running_tasks_, task) > 0;
 }
 
 void GradientReducer::Impl::task_ended(int64_t task) noexcept {

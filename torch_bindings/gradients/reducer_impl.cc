@@ -95,11 +95,14 @@ int64_t GradientReducer::Impl::expect(GradientBucket& bucket) {
   return expected;
 }
 
+bool GradientReducer::Impl::runs(int64_t task) const {
+  return std::find(running_tasks_.begin(), running_tasks_.end(), task) != running_tasks_.end();
+}
+
 void GradientReducer::Impl::await_end_of(int64_t task) {
-  const auto known = [task](const RunningTask& running) { return running.id == task; };
-  if (std::any_of(running_tasks_.begin(), running_tasks_.end(), known)) return;
+  if (runs(task)) return;
   ends_.await_current_task();
-  running_tasks_.push_back({task, std::this_thread::get_id()});
+  running_tasks_.push_back(task);
 }
 
 void GradientReducer::Impl::wait_for_round(std::unique_lock<std::mutex>& lock) {
@@ -122,8 +125,7 @@ void GradientReducer::Impl::wait_for_round(std::unique_lock<std::mutex>& lock) {
 
 // Whether the backward pass that has begun to gather still runs.
 bool GradientReducer::Impl::is_gathering() const {
-  return std::any_of(running_tasks_.begin(), running_tasks_.end(),
-                     [this](const RunningTask& running) { return task_that_fits_ == running.id; });
+  return task_that_fits_ && runs(*task_that_fits_);
 }
 
 // Waits until the hook of a parameter may take part in the next round, and begins to gather that if
@@ -240,13 +242,6 @@ void GradientReducer::Impl::submit_complete(GradientBucket& bucket) {
 void GradientReducer::Impl::task_found(int64_t task) {
   const std::lock_guard lock(mutex_);
   await_end_of(task);
-}
-
-bool GradientReducer::Impl::awaits_task_of_this_thread() {
-  const std::lock_guard lock(mutex_);
-  return std::any_of(running_tasks_.begin(), running_tasks_.end(), [](const RunningTask& running) {
-    return running.thread == std::this_thread::get_id();
-  });
 }
 
 // If several threads run backward(), the last one to end reduces: it finds all gradients.

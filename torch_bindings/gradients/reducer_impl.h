@@ -78,7 +78,6 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   std::optional<bool> must_agree(std::chrono::nanoseconds limit) override;
   void agree() noexcept override;
   void task_found(int64_t task) override;
-  bool awaits_task_of_this_thread() override;
   const std::string& order() const override { return order_; }
 
   // Runs the round that is still missing in this step, if one is.
@@ -105,7 +104,9 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   bool changed_since_synchronize() const;
   // A join() has ended the step that this rank was in.
   void note_joins();
-  // A round of this step has ended, and no gradient has come since.
+  // A round of this step has ended, and no gradient has come since. Where the optimizer's state is
+  // shared out, also if one has come that only synchronize() reduces: the others, which have none,
+  // wait for this rank's part of the step.
   bool is_behind_a_round() const;
   void set_weight(double weight);
   const std::optional<double>& weight() const { return weight_; }
@@ -148,10 +149,6 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
 
   static constexpr const char* kBackward = "backward()";
 
-  struct RunningTask {
-    int64_t id;
-    std::thread::id thread;
-  };
   // From the submission of all that is left to the end of the round.
   struct OpenRound {
     std::thread::id thread;
@@ -199,6 +196,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   // reducer_impl.cc
   torch_detail::Hooks hooks_needed() const;
   void arrived_alone(GradientSlot& slot);
+  bool runs(int64_t task) const;
   void await_end_of(int64_t task);
   bool forget_task(int64_t task);
   void wait_for_round(std::unique_lock<std::mutex>& lock);
@@ -261,6 +259,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void see_gradients(const GradientBucket& bucket);
   void hear_of_gradients();
   void use_weights();
+  void refuse_weight_that_has_left() const;
   [[noreturn]] void refuse_unlike_steps();
   [[noreturn]] void refuse_early_step(bool early);
   void check_undisputed(size_t slot) const;
@@ -308,7 +307,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   std::mutex mutex_;
   std::condition_variable round_over_;
   torch_detail::BackwardEnds ends_;
-  std::vector<RunningTask> running_tasks_;     // backward passes in which a hook was called
+  std::vector<int64_t> running_tasks_;         // backward passes in which a hook was called
   bool gave_up_ = false;                       // an exception has ended one, in this round
   std::atomic<bool> narrows_in_hooks_{false};  // the gradients of this round
   // The backward pass whose hooks need no lock: its end is awaited, its parameters fit their

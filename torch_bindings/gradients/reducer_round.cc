@@ -90,7 +90,8 @@ bool GradientReducer::Impl::changed_since_synchronize() const {
 }
 
 bool GradientReducer::Impl::is_behind_a_round() const {
-  return number_.round > 1 && !open_ && ops::session_number() == session_;
+  const bool waited_for = settings_.shard_optimizer_state && changed_since_synchronize();
+  return number_.round > 1 && (!open_ || waited_for) && ops::session_number() == session_;
 }
 
 // backward() has run less often than a step has passes.
@@ -118,7 +119,6 @@ void GradientReducer::Impl::open_round() {
 // the same order.
 void GradientReducer::Impl::begin_round(bool early) {
   const PlainMode plain;
-  late_.clear();
   totals_ = {};
   totals_.next_total = number_.total + 1;  // unless the ranks agree on another one
   scale_ = number_share_ = 1;
@@ -324,6 +324,7 @@ void GradientReducer::Impl::clear_round(Clock::time_point begin) {
     trace->span("training", "synchronize", begin, end, name_);
   }
   forget_gathering();
+  late_.clear();
   if (round_failed_) weight_.reset();
   if (arrivals_.watches() && (round_failed_ || round_->given_up)) watch_order();
   round_is_due_ = false;

@@ -30,15 +30,17 @@ std::string any_error_of(const Call& call) {
   return "no error";
 }
 
+void fail_in_backward(const at::Tensor& hidden) {
+  hidden.register_hook([](const at::Tensor& gradient) -> at::Tensor {
+    throw std::runtime_error("the program's own");
+    return gradient;
+  });
+}
+
 // Backward comes to `late` first, and then may throw.
 at::Tensor loss(const at::Tensor& early, const at::Tensor& late, double x, bool fails) {
   const at::Tensor hidden = early * x;
-  if (fails) {
-    hidden.register_hook([](const at::Tensor& gradient) -> at::Tensor {
-      throw std::runtime_error("the program's own");
-      return gradient;
-    });
-  }
+  if (fails) fail_in_backward(hidden);
   return hidden.sum() + weighted(late, x);
 }
 
@@ -163,12 +165,7 @@ struct TriesAnother : ::torch::autograd::Function<TriesAnother> {
     const at::Tensor other = context->get_saved_variables()[0];
     const at::AutoGradMode on(true);
     at::Tensor inner = other * 1.0;
-    if (context->saved_data["fails"].toBool()) {
-      inner.register_hook([](const at::Tensor& of_inner) -> at::Tensor {
-        throw std::runtime_error("the program's own");
-        return of_inner;
-      });
-    }
+    if (context->saved_data["fails"].toBool()) fail_in_backward(inner);
     // `late` has its gradient first.
     const std::string error = any_error_of([&] { inner.sum().backward(); });
     EXPECT_EQ(error != "no error", context->saved_data["fails"].toBool());
@@ -186,6 +183,27 @@ TEST_F(GivenUpBackward, APassWithinAnotherThatGoesOn) {
     const at::Tensor first = hidden.sum();
     (first + weighted(late, step * (rank() + 1))).backward();
     expect_means(step);
+    (void)allreduce(at::ones({1}), {.name = "metric"});
+  }
+}
+
+// A pass within another one has ended, and the outer one has called no hook of the reducer.
+TEST_F(GivenUpBackward, RightBehindAPassWithinIt) {
+  GradientReducer reducer({{"early", early}}, alone());
+  for (int step = 1; step <= 4; ++step) {
+    clear();
+    const bool fails = rank() == 0 && step % 2 == 0;
+    const at::Tensor x = at::full({2}, step * (rank() + 1.0)).requires_grad_(true);
+    const at::Tensor hidden = x * 1;
+    if (fails) fail_in_backward(hidden);
+    const std::string error =
+        any_error_of([&] { segment(hidden, early, /*shown=*/false).sum().backward(); });
+    if (step % 2 == 0) {
+      expect_told(error, fails);
+    } else {
+      EXPECT_EQ(error, "no error");
+      expect_gradient(early, step * mean_of_ranks());
+    }
     (void)allreduce(at::ones({1}), {.name = "metric"});
   }
 }
@@ -220,12 +238,7 @@ TEST_F(GivenUpBackward, WhileAnotherPassRuns) {
   call_after(early, [&](const at::Tensor&) {
     std::jthread([&] {
       const at::Tensor hidden = last * (step * (rank() + 1));
-      if (fails) {
-        hidden.register_hook([](const at::Tensor& gradient) -> at::Tensor {
-          throw std::runtime_error("the program's own");
-          return gradient;
-        });
-      }
+      if (fails) fail_in_backward(hidden);
       const at::Tensor first = hidden.sum();
       const std::string error = any_error_of(
           [&] { (first + weighted(late, step * (rank() + 1))).backward(); });  // `late` comes first

@@ -8,6 +8,7 @@
 
 #include <torch/optim/sgd.h>
 
+#include "horon/ops/session/session.h"
 #include "horon/tests/torch_bindings/gradients/gradient_support.h"
 #include "horon/torch_bindings/gradients/distributed_optimizer.h"
 
@@ -141,6 +142,34 @@ TEST(ReducerWeights, WrongOnesAreRefused) {
               AllOf(StartsWith(kInvalid), HasSubstr("\"named\""), HasSubstr("\"w\"")));
   reducer.synchronize();
   expect_gradient(w, 1);
+}
+
+// The others have its gradients in their buckets, and do not know what they weigh.
+TEST(ReducerWeights, OfARankThatJoinsBetweenBackwardAndTheStep) {
+  if (size() == 1) GTEST_SKIP() << "nobody else makes the step";
+  const at::Tensor w = leaf({3}, at::kDouble), v = leaf({2}, at::kDouble);
+  GradientReducer reducer({{"w", w}, {"v", v}}, in_flight());
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    for (int step = 0; step < 2; ++step) {
+      reducer.set_weight(rank() + 1);
+      w.mutable_grad().reset();
+      v.mutable_grad().reset();
+      (weighted(w, rank() + 1) + weighted(v, rank() + 1)).backward();
+      if (step == 1 && rank() == size() - 1) break;
+      const std::string error = error_of([&] { reducer.synchronize(); });
+      if (step == 0) {
+        EXPECT_EQ(error, "no error");
+        double squares = 0;
+        for (int r = 1; r <= size(); ++r) squares += r * r;
+        for (const at::Tensor& each : {w, v}) expect_close(each, squares / sum_of_ranks());
+      } else {
+        EXPECT_THAT(error, AllOf(StartsWith(to_string(ErrorCode::RankLeft)),
+                                 HasSubstr("call join() on each rank after its last step")));
+        EXPECT_FALSE(w.grad().defined());
+      }
+    }
+    EXPECT_GE(join(), 0);
+  }
 }
 
 TEST(ReducerScopes, NoSyncAddsUpOnThisRank) {

@@ -315,6 +315,21 @@ TEST(SparseReducer, DroppedAndReplacedByTheProgram) {
   }
 }
 
+// It may be large, and has the rows of all ranks.
+TEST(SparseReducer, KeepsNoResultOnceTheProgramHasDroppedIt) {
+  const at::Tensor table = table_of();
+  GradientReducer reducer({{"table", table}}, sparse_options(ReduceOp::Sum));
+  for (int step = 0; step < 2; ++step) {
+    looked_up(table, rank()).backward();
+    reducer.synchronize();
+    expect_sparse(table, dense_sum());
+    const c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl> result(
+        table.grad().getIntrusivePtr());
+    table.mutable_grad().reset();
+    EXPECT_TRUE(result.expired());
+  }
+}
+
 TEST(SparseReducer, NotFiniteIsNamed) {
   const at::Tensor table = table_of();
   GradientReducerOptions options = sparse_options(ReduceOp::Sum);

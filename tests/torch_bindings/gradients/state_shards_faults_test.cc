@@ -246,6 +246,38 @@ TEST(StateShards, AnErrorOfOneRankBehindTheReductionFailsTheStepOfAll) {
   EXPECT_EQ(scalars.values(), (std::vector<double>{0.875, 0.75, 0.625, 0.5}));
 }
 
+// A backward() between synchronize() and step(), which is reduced or not.
+TEST(StateShards, AGradientOfOneRankBehindSynchronizeFailsTheStepOfAll) {
+  if (size() == 1) GTEST_SKIP() << "nobody waits";
+  for (const bool reduces : {false, true}) {
+    for (const bool gradients : {false, true}) {
+      const Scalars scalars(4);
+      DistributedOptimizerOptions options = shards();
+      options.wait_in = WaitIn::Step;
+      options.shard_gradients = gradients;
+      Sgd optimizer(optim::SGD(scalars.all, momentum()), scalars.named, options);
+      for (int step = 0; step < 2; ++step) {
+        optimizer.zero_grad();
+        scalars.backward();
+        optimizer.synchronize();
+        if (rank() == 0 && reduces) scalars.backward();
+        if (rank() == 0 && !reduces) {
+          const auto quiet = optimizer.no_sync();
+          scalars.backward();
+        }
+        EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("it changed after synchronize"));
+        EXPECT_EQ(scalars.values(), (std::vector<double>{1, 1, 1, 1}));
+        optimizer.synchronize();
+      }
+      optimizer.zero_grad();
+      scalars.backward();
+      optimizer.synchronize();
+      optimizer.step();
+      EXPECT_EQ(scalars.values(), (std::vector<double>{0.875, 0.75, 0.625, 0.5}));
+    }
+  }
+}
+
 // One rank is given a parameter that can't be reduced. It keeps no other rank waiting, and the
 // parameter has no part in who owns what from then on.
 TEST(StateShards, AParameterThatOneRankCanNotAdd) {
