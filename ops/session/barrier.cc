@@ -16,6 +16,7 @@
 #include "horon/core/base/text.h"
 #include "horon/core/base/wait_check.h"
 #include "horon/core/runtime/handle.h"
+#include "horon/core/runtime/loop_seat.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 
@@ -144,8 +145,15 @@ void barrier(const ProcessSet& process_set) {
   const std::string name = "horon.barrier";
   core::Runtime& runtime = ops::runtime();
   core::refuse_if_banned(name);
-  const Turn turn(process_set.id());
-  (void)runtime.run(barrier_of(process_set, name))->get();
+  const uint32_t set = process_set.id();
+  const Turn turn(set);
+  ops::CallCounts& counts = ops::call_counts();
+  std::shared_ptr<core::HandleState> call = counts.take_interrupted(name, set);
+  if (call == nullptr) {
+    call = runtime.submit_quietly(barrier_of(process_set, name));
+    runtime.drive(*call, core::LoopSeat::kNever);
+  }
+  (void)counts.get_or_keep(name, set, call);
 }
 
 BarrierHandle barrier_async(const ProcessSet& process_set) {

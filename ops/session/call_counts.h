@@ -3,16 +3,27 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
+
+namespace horon::core {
+class HandleState;
+struct Outcome;
+}  // namespace horon::core
 
 namespace horon::ops {
 
 // Every rank counts its own calls, so the ranks of a process set agree as long as they make the
 // same calls. Once some ranks have joined they do not, so all forget their counts when a join()
 // ends. There is one object for each session. Any thread.
+//
+// A join() or barrier() whose wait an exception has ended (core/base/wait_check.h) goes on: the
+// next call of it on this rank is that one again. After such a join() the counts do not hold, so
+// until then next(), next_object(), next_called_object() and times_forgotten() throw
+// Error(InvalidArgument).
 class CallCounts {
  public:
   // The count begins again after so many calls, so no more of a kind may be under way at once. The
@@ -43,6 +54,12 @@ class CallCounts {
   // How often forget() has been called for this set, for callers that keep their own counts.
   uint64_t times_forgotten(uint32_t set);
 
+  // The call of this name on this set that must be waited for again. Null: there is none.
+  std::shared_ptr<core::HandleState> take_interrupted(std::string_view call, uint32_t set);
+  // HandleState::get(). Keeps the call for take_interrupted() if an exception ends the wait.
+  const core::Outcome& get_or_keep(std::string_view call, uint32_t set,
+                                   const std::shared_ptr<core::HandleState>& handle);
+
  private:
   struct Objects {
     uint64_t next = 0;
@@ -51,10 +68,14 @@ class CallCounts {
   template <class Count>
   using OfKind = std::map<std::pair<uint32_t, std::string>, Count>;
 
+  // Under the lock.
+  void refuse_before_end_of_join(uint32_t set) const;
+
   std::mutex mutex_;
   OfKind<uint64_t> counts_;
   OfKind<Objects> objects_;
   std::map<uint32_t, uint64_t> forgotten_;
+  OfKind<std::shared_ptr<core::HandleState>> interrupted_;
 };
 
 }  // namespace horon::ops

@@ -14,6 +14,7 @@
 #include "horon/core/base/text.h"
 #include "horon/core/base/version.h"
 #include "horon/core/execution/executor.h"
+#include "horon/core/runtime/handle.h"
 #include "horon/ops/gpu_facts.h"
 #include "horon/ops/host/host_kernels.h"
 #include "horon/ops/session/job.h"
@@ -89,8 +90,12 @@ bool is_initialized() {
 int join(const ProcessSet& process_set) {
   core::refuse_if_banned("join()");
   ops::Job& running = job();
-  const int last = running.runtime().join(process_set.id())->get().last_joined;
-  running.call_counts().forget(process_set.id());
+  const uint32_t set = process_set.id();
+  ops::CallCounts& counts = running.call_counts();
+  std::shared_ptr<core::HandleState> call = counts.take_interrupted("join", set);
+  if (call == nullptr) call = running.runtime().join(set);
+  const int last = counts.get_or_keep("join", set, call).last_joined;
+  counts.forget(set);
   return last;
 }
 

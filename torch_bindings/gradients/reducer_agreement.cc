@@ -216,9 +216,9 @@ void GradientReducer::Impl::refuse_round_number() {
       core::concat(
           "\"", name_, "\": the ranks reduce gradients of different backward passes: ", text,
           ". Run backward() equally often on all ranks in every step (a rank may leave it ",
-          "out where the others run it once); use no_sync() for passes that only add up locally, ",
-          "or {.wait_in = WaitIn::Step} to reduce once in a step. If an exception on a rank came ",
-          "between backward() and step(), call broadcast_parameters() and ",
+          "out where the others run it once); use no_sync() for passes that only add up locally ",
+          "(in C++ also {.wait_in = WaitIn::Step}, which reduces once in a step). If an exception ",
+          "on a rank came between backward() and step(), call broadcast_parameters() and ",
           "broadcast_optimizer_state(). No rank uses these gradients; all begin a new step now"));
 }
 

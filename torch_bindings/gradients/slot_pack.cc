@@ -14,13 +14,12 @@ namespace {
 void tell_that_graphs_end(const std::string& name) {
   static std::atomic_flag told;
   if (told.test_and_set()) return;
-  core::log(
-      core::LogLevel::Warn,
-      core::concat(
-          "gradient of \"", name, "\": backward(create_graph) made it with a graph, but the ",
-          "reduced gradient in .grad has none, so a loss computed from .grad treats it as a ",
-          "constant. For such a loss call torch::autograd::grad(), or put no_sync() around the ",
-          "backward() with create_graph, or set {.wait_in = WaitIn::Step}"));
+  core::log(core::LogLevel::Warn,
+            core::concat(
+                "gradient of \"", name, "\": backward(create_graph) made it with a graph, but the ",
+                "reduced gradient in .grad has none, so a loss computed from .grad treats it as a ",
+                "constant. For such a loss call autograd's grad(), or put no_sync() around the ",
+                "backward() with create_graph (in C++ also {.wait_in = WaitIn::Step})"));
 }
 
 }  // namespace

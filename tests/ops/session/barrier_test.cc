@@ -9,6 +9,7 @@
 #include <mpi.h>
 
 #include "horon/core/base/collective_ban.h"
+#include "horon/core/base/wait_check.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/tests/support/error_of.h"
@@ -68,6 +69,21 @@ TEST(Barrier, ThreadsOfOneRankTakeTurns) {
   call_100();
   other.join();
   barrier();
+  shutdown();
+}
+
+// An exception that a signal handler raises in Python ends the wait, but not the barrier.
+TEST(Barrier, AnInterruptedOneIsTheNextOne) {
+  init_session();
+  if (test_size() > 1 && test_rank() == 0) {
+    core::set_wait_check([] { throw Error(ErrorCode::Timeout, "interrupted"); });
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_THAT(error_of([] { barrier(); }), HasSubstr("interrupted"));
+    }
+    core::set_wait_check(nullptr);
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(error_of([] { barrier(); }), "no error");
   shutdown();
 }
 

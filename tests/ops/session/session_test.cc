@@ -16,6 +16,7 @@
 #include <mpi.h>
 
 #include "horon/core/base/text.h"
+#include "horon/core/base/wait_check.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/tests/ops/session/blocking_sum.h"
 #include "horon/tests/support/error_of.h"
@@ -174,6 +175,32 @@ TEST(Session, CallsAreCountedAnewInEachSession) {
     EXPECT_EQ(ops::call_counts().next_called_object("c", 0), 2U) << "no rank but this may have it";
     shutdown();
   }
+}
+
+// As a signal handler does in Python.
+TEST(Session, NothingIsCountedUntilAnInterruptedJoinIsCalledAgain) {
+  if (test_size() == 1) GTEST_SKIP() << "needs a second rank";
+  init_session();
+  ops::CallCounts& counts = ops::call_counts();
+  (void)counts.next("x", 0);
+  if (test_rank() == 0) {
+    core::set_wait_check([] { throw Error(ErrorCode::Timeout, "interrupted"); });
+    EXPECT_THAT(error_of([] { (void)join(); }), HasSubstr("interrupted"));
+    core::set_wait_check(nullptr);
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (test_rank() == 0) {
+    const std::string again = "call join() again";
+    EXPECT_THAT(error_of([&] { (void)counts.next("x", 0); }), HasSubstr(again));
+    EXPECT_THAT(error_of([&] { (void)counts.next_object("x", 0); }), HasSubstr(again));
+    EXPECT_THAT(error_of([&] { (void)counts.next_called_object("x", 0); }), HasSubstr(again));
+    EXPECT_THAT(error_of([&] { (void)counts.times_forgotten(0); }), HasSubstr(again));
+    EXPECT_EQ(counts.next("x", 1), 0U) << "in another process set";
+  }
+  EXPECT_NE(join(), 0);
+  EXPECT_EQ(counts.next("x", 0), 0U);
+  EXPECT_EQ(counts.times_forgotten(0), 1U);
+  shutdown();
 }
 
 TEST(SessionStart, TheOrderOfRanksInAProcessSetMeansNothing) {

@@ -1,6 +1,7 @@
 """step() behind synchronize(), and behind a step that was left out."""
 
 import contextlib
+import math
 
 import pytest
 import torch
@@ -98,6 +99,18 @@ def test_groups_of_what_has_two_names_or_no_gradient(number, rank, size):
     optimizer.step()
     assert tied.tolist() == other.tolist() == [1 - (size - 1) / 2] * 2
     assert size == 1 or optimizer.reduction_statistics()["buckets"] == (number or 1)
+
+
+@pytest.mark.parametrize("op, of_all", [(hvd.Max, max), (hvd.Min, min),
+                                        (hvd.Product, math.prod)])
+def test_gradients_are_reduced_by_each_op(rank, size, op, of_all):
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=op)
+    (weight * (rank + 1)).sum().backward()
+    optimizer.step()
+    assert weight.item() == 1 - of_all(range(1, size + 1))
+    with pytest.raises(ValueError, match="needs op Average or Sum"):  # its gradients stay sparse
+        hvd.DistributedOptimizer(torch.optim.SparseAdam([torch.nn.Parameter(torch.ones(1))]), op=op)
 
 
 def test_a_parameter_that_no_rank_has_used_in_a_step_stays(rank, size):

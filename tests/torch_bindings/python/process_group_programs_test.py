@@ -85,6 +85,23 @@ class Programs(unittest.TestCase):
         self.assertNotEqual(code, 0, output)
         self.assertRegex(output, "RANK expected, but not set.*mpirun -np 4 python train.py")
 
+    def test_a_group_without_horon_is_as_torch_makes_it(self):
+        program = ("import sys\nimport torch.distributed as dist\n"
+                   "dist.init_process_group('cpu:gloo', init_method=sys.argv[1], rank=0, "
+                   "world_size=1)\n"
+                   "for group in dist.group.WORLD, dist.new_group(backend='cpu:gloo'):\n"
+                   "    print(group.name(), group._get_sequence_number_for_group())\n"
+                   "dist.destroy_process_group()\n")
+        printed = []
+        for registers, port in zip("01", free_ports(2)):
+            environment = {**programs_test.NOT_LAUNCHED, "TORCH_DEVICE_BACKEND_AUTOLOAD": registers}
+            code, output = run_command(
+                [sys.executable, "-c", program, f"tcp://127.0.0.1:{port}"], env=environment)
+            self.assertEqual(code, 0, output)
+            printed.append([line for line in output.splitlines() if line.startswith("gloo ")])
+        self.assertEqual(len(printed[0]), 2)
+        self.assertEqual(*printed)
+
     def test_a_launcher_that_mpi_does_not_know(self):
         """As srun without a PMI for this MPI: four jobs of one rank each would train apart."""
         environment = {**os.environ, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}

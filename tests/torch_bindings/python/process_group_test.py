@@ -258,6 +258,12 @@ def test_ranks_that_differ_are_told_so(rank, size):
     assert x[0] == size
 
 
+def test_there_is_no_abort():
+    """Nothing would end, and the caller would not know."""
+    with pytest.raises(ValueError, match="the backend \"horon\" has no abort"):
+        dist.group.WORLD.abort()
+
+
 def test_timeout_of_a_wait(rank, size):
     x = torch.ones(2)
     work = dist.all_reduce(x, async_op=True) if rank == 0 else None

@@ -7,7 +7,7 @@ import torch
 
 import horon.torch as hvd
 from horon import native
-from horon.torch import process_sets
+from horon.torch import basics, process_sets
 
 
 def test_ranks(rank, size):
@@ -40,6 +40,17 @@ def test_process_sets_of_a_second_call(rank, size):
             assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=each).item() == each.size()
     for each in [own, *made]:
         assert hvd.remove_process_set(each)
+
+
+def test_a_list_of_all_ranks_is_no_communicator(monkeypatch):
+    """Its number is what the launcher says; mpi4py is not needed then."""
+    for name in (*basics._COUNTS, "PMIX_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    assert basics._communicator([0]) == (0, None) and not basics._are_all([0, 1])
+    monkeypatch.setenv("PMIX_RANK", "0")
+    assert not basics._are_all([0])  # of a launcher that does not tell
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "3")
+    assert basics._communicator([0, 1, 2]) == (0, None) and not basics._are_all([0, 1])
 
 
 def test_a_barrier_with_a_time_limit_goes_on(rank, size):

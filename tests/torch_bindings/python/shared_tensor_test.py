@@ -1,5 +1,6 @@
 """Tensors in memory that the ranks of a host share."""
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ import horon.torch as hvd
 def test_shapes_dtypes_and_derivatives():
     for size in (((),), (3,), (2, 5), ((2, 5),), (torch.Size([4]),)):
         assert torch.equal(hvd.shared_zeros(*size), torch.zeros(*size))
+    assert hvd.shared_zeros(np.int64(4)).shape == hvd.shared_zeros(size=(4,)).shape == (4,)
     assert hvd.shared_zeros(2, dtype=torch.int64).dtype == torch.int64
     weight = hvd.shared_zeros(3, requires_grad=True)
     (weight * 2).sum().backward()

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import horon.torch as hvd
+from horon import errors
 
 
 def optimizer_of(module):
@@ -85,6 +86,54 @@ def test_the_other_ranks_are_told_the_name_once(rank, size):
     text = "allreduce: a list is not a torch.Tensor: give torch.as_tensor() of it"
     told = f'tensor "allreduce.loss" was refused on rank 0: {text}'
     assert str(raised.value) == (text if rank == 0 else told)
+
+
+def told_by(rank, error, text):
+    """What a rank raises whose own call is wrong, or that waits for one of rank 0."""
+    return pytest.raises((TypeError, ValueError, hvd.HorovodInternalError) if rank else error,
+                         match=text)
+
+
+@pytest.mark.parametrize("root", [0.0, None])
+def test_a_root_that_is_no_rank_is_told_to_the_others(rank, size, root):
+    if size == 1:
+        pytest.skip("one rank")
+    given = root if rank == 0 else 0
+    values = torch.ones(2)
+    refused = "was refused on rank 0: broadcast: "
+    for call in (lambda: hvd.broadcast(values, given), lambda: hvd.broadcast_(values, given),
+                 lambda: hvd.broadcast_async(values, given, name="root")):
+        with told_by(rank, TypeError, f"{refused if rank else '^broadcast: '}root_rank {root} is"):
+            hvd.synchronize(call())
+    model = torch.nn.Linear(2, 2)
+    for name, call in (("broadcast_parameters",
+                        lambda: hvd.broadcast_parameters(model.state_dict(), given)),
+                       ("broadcast_optimizer_state",
+                        lambda: hvd.broadcast_optimizer_state(optimizer_of(model), given))):
+        with told_by(rank, ValueError, f"{name}: root_rank {root} is not a rank"):
+            call()
+    for options in ({}, {"name": "root"}):
+        text = f"broadcast_object: root_rank {root} is not a rank"
+        with told_by(rank, TypeError, "root -1 is not in the process set" if rank else text):
+            hvd.broadcast_object(rank, given, **options)
+    assert hvd.broadcast_object(rank + 7, np.int64(0)) == 7
+    assert hvd.broadcast(values * rank, np.int64(0)).sum().item() == 0
+
+
+def test_errors_name_the_cures_of_python(rank, size):
+    assert str(errors.make("invalid argument", "move it to horon::device()")) == (
+        "move it to hvd.device()")
+    if size == 1:
+        return
+    model = torch.nn.Linear(2, 2)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(optimizer_of(model), model.named_parameters())
+    with pytest.raises(RuntimeError, match=r"\(in C\+\+ also {.wait_in = WaitIn::Step}"):
+        for _ in range(1 + (rank == 0)):
+            model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
 
 
 def reduce_sparse(given):

@@ -32,7 +32,9 @@ def _variables():
     variables = {"RANK": native.rank(), "WORLD_SIZE": size, "LOCAL_RANK": native.local_rank(),
                  "LOCAL_WORLD_SIZE": local_size, "GROUP_RANK": native.cross_rank(),
                  "GROUP_WORLD_SIZE": native.cross_size(), "ROLE_RANK": native.rank(),
-                 "ROLE_WORLD_SIZE": size}
+                 "ROLE_WORLD_SIZE": size, "ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": "none",
+                 "TORCHELASTIC_RESTART_COUNT": os.environ.get("HORONRUN_RESTART", "0"),
+                 "TORCHELASTIC_MAX_RESTARTS": 0}
     return {name: str(value) for name, value in variables.items()}
 
 

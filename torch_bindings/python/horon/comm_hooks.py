@@ -1,7 +1,8 @@
 """Hooks of DistributedDataParallel that make gradients travel in fewer bits than float32.
 
+    from horon import comm_hooks
     model = DistributedDataParallel(model)              # of a group of the backend "horon"
-    model.register_comm_hook(None, horon.comm_hooks.int8_hook)
+    model.register_comm_hook(None, comm_hooks.int8_hook)
 
 The state is the group, or None for the default one, as with torch's own hooks of 16 bits. Unlike
 with those, sums are made in float32. Gradients of other types travel as they are.

@@ -34,6 +34,7 @@ _OF_THE_CALLER = {"invalid argument", "duplicate name", "not initialized", "conf
 
 
 _IN_PYTHON = {"horon::init()": "horon.torch.init()", "horon::shutdown()": "horon.torch.shutdown()",
+              "horon::device()": "hvd.device()",
               "Call MPI_Init_thread() yourself": "Import mpi4py.MPI first",
               "destroy that one first (in Python: del optimizer)":
                   "call release() of that optimizer on all ranks first"}

@@ -34,9 +34,28 @@ def register():
         handlers[scheme] = _when_all_meet(handlers[scheme])
     if "env" in handlers:
         handlers["env"] = _env_or_mpi(handlers["env"])
+    if hasattr(distributed_c10d, "_new_process_group_helper"):
+        distributed_c10d._new_process_group_helper = _with_default_backend(
+            distributed_c10d._new_process_group_helper)
     monitored_barrier = _monitored_too(distributed_c10d.monitored_barrier)
     torch.distributed.monitored_barrier = monitored_barrier
     distributed_c10d.monitored_barrier = monitored_barrier
+
+
+def _with_default_backend(make):
+    """Torch 2.11 chooses no default backend for "cpu:gloo" and the like once any backend is
+    registered: then the group has no name and no sequence number. Without Horon it is Gloo."""
+    @functools.wraps(make)
+    def make_group(*arguments, **options):
+        from torch.distributed import ProcessGroup, distributed_c10d
+        made = make(*arguments, **options)
+        group = made[0]
+        if isinstance(group, ProcessGroup) and group.name() == "undefined" and (
+                set(distributed_c10d.Backend._plugins) == {"HORON"}
+                and "horon" not in distributed_c10d.get_backend_config(group)):
+            group._set_default_backend(ProcessGroup.BackendType.GLOO)
+        return made
+    return make_group
 
 
 def _monitored_too(monitored_barrier):

@@ -49,6 +49,12 @@ HoronBackend::~HoronBackend() { leave(); }
 
 void HoronBackend::shutdown() { leave(); }
 
+void HoronBackend::abort() {
+  throw Error(ErrorCode::InvalidArgument,
+              "the backend \"horon\" has no abort(): its calls end when all ranks have made them, "
+              "or at the timeout of the group; destroy_process_group() waits for none of them");
+}
+
 // Torch's C++ counts microseconds in 64 bits: a longer timeout, timedelta.max say, has overflowed
 // to a negative one.
 void HoronBackend::setTimeout(std::chrono::milliseconds timeout) {

@@ -53,6 +53,7 @@ class CallsOfSomeVersions : public Backend {
  public:
   using Backend::Backend;
   virtual void setTimeout(std::chrono::milliseconds timeout) = 0;
+  virtual void abort() = 0;
   virtual c10::intrusive_ptr<typename Backend::Options> getBackendOptions() = 0;
   virtual c10::intrusive_ptr<Backend> split(
       const c10::intrusive_ptr<::c10d::Store>& store, const std::vector<int>& ranks,
@@ -75,6 +76,8 @@ class HoronBackend final : public CallsOfSomeVersions<::c10d::Backend> {
   // This rank has no more calls; waits for nobody. What a group of some ranks holds is given back
   // when all its members have called it.
   void shutdown() override;
+  // Throws: what other ranks take part in can't be taken back.
+  void abort() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}  // counts from 0 on all ranks
   uint64_t getSequenceNumberForGroup() override { return order_.count(); }

@@ -12,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 assert int(os.environ["LOCAL_RANK"]) == rank and os.environ["LOCAL_WORLD_SIZE"] == str(size)
+assert (os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["ROLE_NAME"]) == ("0", "default")
+assert int(os.environ["TORCHELASTIC_MAX_RESTARTS"]) == 0 and dist.is_torchelastic_launched()
 assert sys.argv[1:] == ["--steps", "2"]
 
 

@@ -104,10 +104,12 @@ def ctrl_c_is_answered():
     if rank == 0:
         assert interrupted(lambda: hvd.allreduce(tensor, name="late", op=hvd.Sum))
         assert interrupted(lambda: hvd.allgather(tensor, name="late"))
-        assert interrupted(hvd.barrier)
+        assert interrupted(hvd.barrier, (KeyboardInterrupt,))
+        assert interrupted(hvd.barrier, (KeyboardInterrupt,))
         assert interrupted(lambda: native.barrier_within(60), (KeyboardInterrupt,))
         tell("interrupted")
-        native.barrier_within(60)  # the same one
+        hvd.barrier()  # the same one
+        native.barrier_within(60)
         assert hvd.allreduce(tensor, name="next", op=hvd.Sum)[0] == 2
     else:
         wait_for("interrupted")
@@ -116,6 +118,30 @@ def ctrl_c_is_answered():
         hvd.barrier()
         native.barrier_within(60)
         hvd.allreduce(tensor, name="next", op=hvd.Sum)
+
+
+def ctrl_c_is_answered_in_join():
+    everybody = hvd.add_process_set(range(hvd.size()))
+    for _ in range(3):
+        hvd.allreduce(torch.ones(1))  # calls without a name, which are counted until the join()
+    if rank == 0:
+        for _ in range(2):
+            assert interrupted(hvd.join, (KeyboardInterrupt,))
+        hvd.allreduce_async(torch.ones(1), name="of another set", process_set=everybody)
+        for call in (lambda: hvd.allreduce(torch.ones(1)), lambda: hvd.broadcast_object(rank),
+                     lambda: hvd.SyncBatchNorm(2)(torch.ones(2, 2))):
+            try:
+                call()
+                raise AssertionError("the join() goes on")
+            except ValueError as error:
+                assert "call join() again" in str(error), error
+        tell("interrupted in join")
+    else:
+        wait_for("interrupted in join")
+        hvd.allreduce(torch.ones(1), name="of another set", process_set=everybody)
+    assert hvd.join() == 1
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
+    hvd.remove_process_set(everybody)
 
 
 def ctrl_c_is_answered_in_backward():
@@ -172,6 +198,7 @@ print(f"[{rank}] waits let other threads run", flush=True)
 a_holder_of_the_gil_stalls_nobody()
 print(f"[{rank}] the GIL is not needed", flush=True)
 ctrl_c_is_answered()
+ctrl_c_is_answered_in_join()
 print(f"[{rank}] Ctrl-C is answered", flush=True)
 forked_workers()
 a_fork_ends_nothing()

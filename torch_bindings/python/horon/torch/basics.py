@@ -4,7 +4,7 @@ import atexit
 import os
 import sys
 
-from horon import native
+from horon import native, process_group
 from horon.torch import process_sets as _process_sets
 
 # Where launchers say how many processes they have started.
@@ -106,7 +106,8 @@ def _communicator(comm):
 
 def _are_all(ranks):
     """Whether these are all ranks, by what the launcher says of their number."""
-    count = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE", "")
+    alone = "" if process_group.started_by_mpi() else "1"
+    count = next((os.environ[name] for name in _COUNTS if os.environ.get(name)), alone)
     return count.isdigit() and list(ranks) == list(range(int(count)))
 
 

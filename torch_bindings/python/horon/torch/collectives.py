@@ -12,7 +12,7 @@ import numbers
 import torch
 
 from horon import native
-from horon.torch.process_sets import global_process_set
+from horon.torch.process_sets import global_process_set, root_of
 
 Average = 0
 Sum = 1
@@ -259,8 +259,14 @@ def start_rows(kind, tensors, name, process_set, grouped=False, wait=False, resu
 
 
 def start_broadcast(tensor, root_rank, name, process_set, in_place=False, wait=False):
-    call = native.Call(_Kind.broadcast, "broadcast", _named("broadcast", name),
-                       process_set.of_call(), in_place=in_place, root=root_rank)
+    def call_with(root):
+        return native.Call(_Kind.broadcast, "broadcast", _named("broadcast", name),
+                           process_set.of_call(), in_place=in_place, root=root)
+
+    try:
+        call = call_with(root_of("broadcast", root_rank))
+    except TypeError as error:
+        raise _refused(error, call_with(0))
     result = (lambda _, __: tensor) if in_place else _first
     return _start(call, _tensors_of(call, "broadcast", [tensor]), result, wait)
 

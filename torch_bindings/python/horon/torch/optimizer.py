@@ -10,7 +10,7 @@ import torch
 
 from horon import native
 from horon.torch.adasum import make_adasum
-from horon.torch.collectives import NATIVE_OPS, Adasum, Average, require_op
+from horon.torch.collectives import NATIVE_OPS, Adasum, Average, Sum, require_op
 from horon.torch.compression import Compression
 from horon.torch.process_sets import global_process_set
 from horon.torch.wrapped_optimizer import WrappedOptimizer, divide_gradients, released, wrap
@@ -57,8 +57,9 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         raise ValueError("LBFGS decides by numbers that ranks with and without a GPU round "
                          "differently, so ranks would call the closure unequally often: give all "
                          "ranks a GPU, or none")
-    # SparseAdam wants sparse gradients in any case.
-    dense = sparse_as_dense and not isinstance(optimizer, torch.optim.SparseAdam)
+    # SparseAdam wants sparse gradients in any case. Of sparse ones there are sums alone.
+    dense = ((sparse_as_dense or op not in (Average, Sum))
+             and not isinstance(optimizer, torch.optim.SparseAdam))
     reducer = native.Reducer(
         reduced, op=NATIVE_OPS[op], process_set=process_set.of_call(),
         compression=compression.name, passes=backward_passes_per_step,

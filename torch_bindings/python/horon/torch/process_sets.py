@@ -1,6 +1,7 @@
 """Process sets: some of the ranks, that do collectives among themselves."""
 
 import itertools
+import operator
 
 from horon import native
 
@@ -79,6 +80,14 @@ def _ranks_of(comm):
     group = comm.Get_group()
     return MPI.Group.Translate_ranks(group, list(range(group.Get_size())),
                                      MPI.COMM_WORLD.Get_group())
+
+
+def root_of(call, root_rank):
+    """The root of a call as an int."""
+    try:
+        return operator.index(root_rank)
+    except TypeError:
+        raise TypeError(f"{call}: root_rank {root_rank!r} is not a rank: give an int") from None
 
 
 global_process_set = _AllRanks()

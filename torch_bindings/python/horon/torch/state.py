@@ -1,5 +1,6 @@
 """Parameters, optimizer state and objects of one rank for all."""
 
+import contextlib
 import io
 import pickle
 
@@ -7,7 +8,7 @@ import torch
 
 from horon import errors, native
 from horon.torch.collectives import broadcast_async_, synchronize
-from horon.torch.process_sets import global_process_set
+from horon.torch.process_sets import global_process_set, root_of
 
 try:
     import cloudpickle as pickler  # writes functions and classes of __main__ too
@@ -35,9 +36,14 @@ def broadcast_parameters(params, root_rank):
                    "on any input")
             native.require_agreement("broadcast_parameters", [], why,
                                      global_process_set.of_call())
+    try:
+        root = root_of("broadcast_parameters", root_rank)
+    except TypeError as error:  # told to them too
+        native.require_agreement("broadcast_parameters", [], str(error),
+                                 global_process_set.of_call())
     native.broadcast_tensors([(name, tensor) for name, tensor in named
                               if isinstance(tensor, torch.Tensor)],
-                             root_rank, global_process_set.of_call())
+                             root, global_process_set.of_call())
 
 
 def _named(parameter, i):
@@ -76,7 +82,8 @@ def _facts_of(optimizer, root_rank):
     """What ranks must have alike before one takes the state of another."""
     # DistributedOptimizer knows names. One of a process set is wrapped on the ranks of that alone.
     names = optimizer._parameter_names if getattr(optimizer, "_is_of_all", False) else {}
-    facts = [("root", str(root_rank)), ("the class", type(optimizer).__name__)]
+    root = root_of("broadcast_optimizer_state", root_rank)
+    facts = [("root", str(root)), ("the class", type(optimizer).__name__)]
     for i, group in enumerate(optimizer.param_groups):
         facts.append((f"parameter group {i}", f"{len(group['params'])} parameters"))
         for j, parameter in enumerate(group["params"]):
@@ -203,6 +210,12 @@ def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set
     If it can't be pickled, the root raises what pickle does, and the others HorovodInternalError.
     """
     name = f"broadcast_object.{name}" if name else ""
+    try:
+        root_of("broadcast_object", root_rank)
+    except TypeError:
+        with contextlib.suppress(Exception):  # no rank: the ranks that wait for this one are told
+            native.broadcast_bytes(b"", name, -1, process_set.of_call())
+        raise
     is_root = native.rank() == root_rank
     written, error = _written(obj) if is_root else (b"", None)
     received = native.broadcast_bytes(written, name, root_rank, process_set.of_call())

@@ -5,7 +5,7 @@ import torch
 from horon import native
 
 
-def shared_zeros(*size, dtype=None, requires_grad=False):
+def shared_zeros(*sizes, size=None, dtype=None, requires_grad=False):
     """A tensor of zeros on the CPU, in memory that the ranks of this host share.
 
     A collective of horon.torch, or of torch.distributed on the group "horon", takes a copy less on
@@ -14,6 +14,7 @@ def shared_zeros(*size, dtype=None, requires_grad=False):
     by fork(), such as a worker of a DataLoader, does not have the memory: reading it there ends
     the child by SIGSEGV.
     """
-    shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+    given = sizes if size is None else (size,)
+    shape = given[0] if len(given) == 1 and hasattr(given[0], "__iter__") else given
     tensor = native.shared_zeros(list(shape), dtype or torch.get_default_dtype())
     return tensor.requires_grad_(requires_grad)
