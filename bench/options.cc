@@ -252,8 +252,8 @@ void add_prediction(CLI::App& app, PredictOptions& predict) {
   app.add_option_function<std::string>(
       "--predict", take_model,
       "instead of a collective: predict the time of a training step of a model with so many bytes "
-      "of gradients (44.7M), or bytes:share,bytes:share,... in the order in which backward makes "
-      "them, each with its share of the time of backward");
+      "of gradients (44.7M; here M is 10^6, and MiB 2^20), or bytes:share,bytes:share,... in the "
+      "order in which backward makes them, each with its share of the time of backward");
   app.add_option("--alone-ms", predict.model.alone_ms,
                  "with --predict: milliseconds of a step without communication, measured while as "
                  "many ranks compute on a host as will in training")
@@ -279,6 +279,7 @@ std::string find_fault_of_prediction(const Options& options) {
   const PredictOptions& predict = options.predict;
   const bool predicts = !predict.model.stages.empty();
   if (predicts && options.device != DeviceKind::Host) return "--predict needs --device host";
+  if (predicts && options.dtype != DataType::Float32) return "--predict needs --dtype float32";
   if (predicts != (predict.model.alone_ms > 0)) return "give both --predict and --alone-ms";
   if (predict.network_given && !predicts) return "--network needs --predict";
   if (predict.rehearse && !predicts) return "--rehearse needs --predict";
@@ -293,6 +294,9 @@ std::string find_fault_of_prediction(const Options& options) {
 std::string find_fault_of_comparison(const Options& options) {
   const bool predicts = !options.predict.model.stages.empty();
   if (predicts && options.idle_s > 0) return "--idle and --predict can't be combined; choose one";
+  if (options.has_own_set() && (predicts || options.idle_s > 0)) {
+    return "--set is for collectives: --idle and --predict take all ranks";
+  }
   if (!options.peers.empty() && (predicts || options.idle_s > 0)) {
     return predicts ? "--peer is for collectives: --predict compares nothing with a peer"
                     : "--peer is for collectives: --idle compares nothing with a peer";
@@ -331,9 +335,8 @@ std::string find_fault(const Options& options) {
     return "a barrier needs --device host";
   }
   if (options.has_own_set() && !on_host) return "--set needs --device host";
-  if (options.offset != 0 && (options.registered || !on_host)) {
-    return "--offset needs --memory private";
-  }
+  if (!options.registered && !on_host) return "--memory private needs --device host";
+  if (options.offset != 0 && options.registered) return "--offset needs --memory private";
   if (options.offset % static_cast<int64_t>(size_of(options.dtype)) != 0) {
     return "--offset must be a multiple of the bytes of an element";
   }

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """PyTorch's process group "horon" beside Gloo, in one run of the same processes.
 
-    OMP_NUM_THREADS=1 PYTHONPATH=build/python mpirun -np 2 python bench/process_groups.py
+    export OMP_NUM_THREADS=1 PYTHONPATH=build/python
+    mpirun -np 2 --bind-to none python bench/process_groups.py
 
-It needs a Python with torch and the package horon. Two tables:
+It needs a Python with torch and the package horon. On a rank that is bound to one core Gloo is slow
+(see plan() of curves). Two tables:
 
 - Collectives: the same call of torch.distributed on a group of each backend. Calls alternate, all
   ranks begin together, and a figure is the median time on the slowest rank. "ratio" is Horon's
@@ -46,12 +48,17 @@ def mean(values):
 
 
 def collectives(size, new):
-    """name -> what one call does on a group with a tensor of so many bytes; new: makes results"""
+    """name -> one call on a group, which returns the tensors of its result, if this rank has any;
+    new: makes results"""
+    is_root = dist.get_rank() == 0
+
     def all_reduce(tensor, group):
         dist.all_reduce(tensor, group=group)
+        return [tensor]
 
     def broadcast(tensor, group):
         dist.broadcast(tensor, 0, group=group)
+        return [tensor]
 
     # The same output for each call of a size.
     @functools.cache
@@ -63,23 +70,33 @@ def collectives(size, new):
         return new(count)
 
     def all_gather(tensor, group):
-        dist.all_gather(list_of(tensor.numel()), tensor, group=group)
+        outputs = list_of(tensor.numel())
+        dist.all_gather(outputs, tensor, group=group)
+        return outputs
 
     def all_gather_into_tensor(tensor, group):  # as FSDP does, and the next one
-        dist.all_gather_into_tensor(one_of(size * tensor.numel()), tensor, group=group)
+        output = one_of(size * tensor.numel())
+        dist.all_gather_into_tensor(output, tensor, group=group)
+        return [output]
 
     def reduce_scatter_tensor(tensor, group):
-        dist.reduce_scatter_tensor(one_of(tensor.numel() // size), tensor, group=group)
+        output = one_of(tensor.numel() // size)
+        dist.reduce_scatter_tensor(output, tensor, group=group)
+        return [output]
 
     def reduce(tensor, group):
         dist.reduce(tensor, 0, group=group)
+        return [tensor] if is_root else None
 
     def gather(tensor, group):
-        outputs = list_of(tensor.numel()) if dist.get_rank() == 0 else None
+        outputs = list_of(tensor.numel()) if is_root else None
         dist.gather(tensor, outputs, 0, group=group)
+        return outputs
 
     def all_to_all_single(tensor, group):
-        dist.all_to_all_single(one_of(tensor.numel()), tensor, group=group)
+        output = one_of(tensor.numel())
+        dist.all_to_all_single(output, tensor, group=group)
+        return [output]
 
     def barrier(_, group):
         dist.barrier(group)
@@ -90,6 +107,20 @@ def collectives(size, new):
 
 
 PARTS_ARE_EQUAL = ("reduce_scatter_tensor", "all_to_all_single")
+
+
+def require_right(contenders, tensors, name):
+    """A call that does only a part of its work would look fast."""
+    size = dist.get_world_size()
+    if name in ("all_reduce", "reduce", "reduce_scatter_tensor"):
+        values = [size * (size + 1) // 2]
+    else:
+        values = [1] if name == "broadcast" else list(range(1, size + 1))
+    for key, (_, call_of, group) in contenders.items():
+        outputs = call_of[name](tensors[key].fill_(1 + dist.get_rank()), group) or []
+        parts = [part for output in outputs for part in output.chunk(len(values) // len(outputs))]
+        if not all((part == value).all() for part, value in zip(parts, values)):
+            raise RuntimeError(f"a {name} over {key} has given a wrong result")
 
 
 def time_calls(contenders, name, count, options):
@@ -114,6 +145,7 @@ def time_calls(contenders, name, count, options):
             hvd.barrier()
             if repetition >= warmup:
                 seconds[key].append(passed / calls)
+    require_right(contenders, tensors, name)
     return {key: slowest(values) for key, values in seconds.items()}
 
 

@@ -201,6 +201,7 @@ def check_refused(command, ranks):
         "-b 2G -e 2G -d int8 --peer mpi": "mpi is left out: mpi counts in 32 bits",
         "-b 2G -e 2G --collective broadcast --peer tuned": "no --peer is left to compare with",
         "--idle 0.1 --peer mpi --ratio-max 2": "--idle compares nothing",
+        "--idle 0.1 --set 0,1": "--set is for collectives",
         "-e 8 --json /no/such/folder/x.json": "/no/such/folder",
     }
     for arguments, expected in wrong.items():

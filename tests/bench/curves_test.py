@@ -6,6 +6,7 @@ usage: curves_test.py    needs gnuplot
 
 import html
 import json
+import os
 import pathlib
 import subprocess
 import tempfile
@@ -43,14 +44,14 @@ class Curves(unittest.TestCase):
         self.addCleanup(self.folder.cleanup)
         self.at = pathlib.Path(self.folder.name)
 
-    def curves(self, *arguments, program=PROGRAM):
+    def curves(self, *arguments, program=PROGRAM, environment=None):
         path = self.at / "program"
         path.write_text(program, encoding="utf-8")
         path.chmod(0o755)
         return subprocess.run(
             [CURVES, "--program", path, "--ranks", "", "--world", "2 hosts=env", "--minutes",
              "0.1", "--output", self.at / "curves", *arguments],
-            capture_output=True, text=True, check=False, timeout=100)
+            capture_output=True, text=True, check=False, timeout=100, env=environment)
 
     def test_what_is_measured_is_kept_and_drawn(self):
         done = self.curves("--kinds", "allreduce,scatter,barrier", "--peers", "mpi,tuned")
@@ -82,6 +83,20 @@ assert ("--gloo-interface" in sys.argv) == (value("--peer") == "gloo")""")
                          [["gloo", "mpi", "tuned"], ["mpi", "tuned"]])
         self.assertIn("Gloo over TCP, 2 hosts",
                       (self.at / "curves.svg").read_text(encoding="utf-8"))
+
+    def test_no_rank_of_this_machine_is_bound_beside_gloo(self):
+        launcher = self.at / "mpirun"
+        launcher.write_text("#!/bin/sh\n"
+                            f"echo \"$@\" >> {self.at}/started\n"
+                            "while [ \"${1##*/}\" != program ]; do shift; done\n"
+                            "exec \"$@\"\n", encoding="utf-8")
+        launcher.chmod(0o755)
+        done = self.curves("--kinds", "gather", "--ranks", "2",
+                           environment={**os.environ, "PATH": f"{self.at}:{os.environ['PATH']}"})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        started = (self.at / "started").read_text(encoding="utf-8").splitlines()
+        self.assertEqual([("--bind-to none" in line, "--peer gloo" in line) for line in started],
+                         [(False, False), (True, True)])
 
     def test_arguments_are_passed_on(self):
         program = PROGRAM.replace("kind, size =", 'value("-d")\nkind, size =')

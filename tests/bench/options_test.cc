@@ -107,6 +107,11 @@ TEST(BenchOptions, WhatComparesNothingIsRefused) {
             "--peer is for collectives: --predict compares nothing with a peer\n");
   EXPECT_EQ(complaint(prediction, {"--idle", "1"}),
             "--idle and --predict can't be combined; choose one\n");
+  const std::string of_set = "--set is for collectives: --idle and --predict take all ranks\n";
+  EXPECT_EQ(complaint({"--idle", "1"}, {"--set", "0,1"}), of_set);
+  EXPECT_EQ(complaint(prediction, {"--set", "all"}), of_set);
+  EXPECT_EQ(complaint(prediction, {"-d", "bfloat16"}), "--predict needs --dtype float32\n");
+  EXPECT_EQ(complaint(prediction, {"--compression", "bfloat16"}), "");
   EXPECT_EQ(complaint({"--peer", "none"}, {"--ratio-max", "2"}), "--ratio-max needs --peer\n");
   EXPECT_EQ(complaint({"--peer", "mpi"}, {"--gloo-interface", "eth0"}),
             "--gloo-interface needs --peer gloo\n");
@@ -124,6 +129,8 @@ TEST(BenchOptions, WrongArgumentsAreNamed) {
   };
   EXPECT_NE(complaint({"-o", "xor"}).find("\"xor\""), std::string::npos);
   EXPECT_NE(complaint({"--offset", "16"}).find("--memory private"), std::string::npos);
+  EXPECT_NE(complaint({"--device", "cuda", "--memory", "private"}).find("--device host"),
+            std::string::npos);
   EXPECT_NE(complaint({"--memory", "private", "--offset", "6"}).find("multiple"),
             std::string::npos);
   EXPECT_NE(complaint({"--memory", "private", "--offset", "4096"}).find("4095"), std::string::npos);

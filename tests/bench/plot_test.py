@@ -163,6 +163,9 @@ class PlotBandwidth(unittest.TestCase):
         done, picture = plot_bandwidth(json.dumps(report))
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("allreduce, float, in place, 2 ranks, Open MPI, 2 cores", picture)
+        report["config"]["memory"] = "registered"
+        self.assertIn("in place, registered memory, 2 ranks",
+                      plot_bandwidth(json.dumps(report))[1])
 
     def test_other_files(self):
         for text in ("", "size,time\n", "[]", "{}", '{"results": [], "config": {}}'):

@@ -4,6 +4,7 @@
 usage: docs_test.py    checks this repository, and that each kind of breach is seen
 """
 
+import json
 import os
 import pathlib
 import re
@@ -66,12 +67,38 @@ def find_breaches(root):
     return breaches
 
 
+def rows_of_process_groups(results, ranks):
+    """The cells of two tables of bench/results/README.md, as the kept figures give them."""
+    with open(results / f"process_groups_np{ranks}.json", encoding="utf-8") as file:
+        report = json.load(file)
+    calls = {}
+    for row in report["collectives"]:
+        calls.setdefault(row["collective"], {})[row["bytes"]] = row
+    for name, of_size in calls.items():
+        columns = [(size, "ratio") for size in (4, 4096, 65536, 1 << 20, 1 << 24)]
+        yield [str(ranks), name, *(f"{of_size[size][key]:.2f}" if size in of_size else ""
+                                   for size, key in [*columns, (1 << 24, "shared_ratio")])]
+    for model in report["models"] if ranks == 4 else []:
+        figures = (model["over_floor_quartiles"][key]
+                   for key in ("optimizer", "ddp_horon", "ddp_gloo"))
+        yield [model["model"], *(f"{middle:.2f} ({low:.2f} to {high:.2f})"
+                                 for low, middle, high in figures)]
+
+
 class Docs(unittest.TestCase):
     maxDiff = None
 
     def test_this_repository(self):
         root = pathlib.Path(__file__).resolve().parents[2]
         self.assertEqual(find_breaches(root), [])
+
+    def test_tables_of_process_groups_hold_what_was_kept(self):
+        results = pathlib.Path(__file__).resolve().parents[2] / "bench/results"
+        page = (results / "README.md").read_text(encoding="utf-8")
+        lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()]
+        missing = [row for ranks in (2, 4) for row in rows_of_process_groups(results, ranks)
+                   if row not in lines]
+        self.assertEqual(missing, [])
 
     def check(self, page, *breaches):
         files = {"docs/README.md": page, "PROTOCOL.md": "# Its `first` heading\n",

@@ -9,10 +9,12 @@ import json
 import os
 import pathlib
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import unittest
 import xml.etree.ElementTree
@@ -23,9 +25,12 @@ sys.path.insert(0, str(REPOSITORY / "tools"))
 
 from gpu_checks import pack, parts, picture, stacks  # pylint: disable=wrong-import-position
 
+TOOL = runpy.run_path(str(REPOSITORY / "tools/gpu_check"))
 PASSED = "\x1b[0;32m[  PASSED  ] \x1b[m3 tests.\n"
 SKIPPED = "no GPU: no NVIDIA driver\n[  PASSED  ] 0 tests.\n[  SKIPPED ] 3 tests\n"
 FAILED = "[  PASSED  ] 1 test.\n[  FAILED  ] Moves.Copy (1 ms)\n[  FAILED  ] 1 test, listed:\n"
+DASHES = "-" * 74
+NOTICE = f"{DASHES}\nPrimary job  terminated normally, but 1 process returned\n{DASHES}\n"
 
 
 class Results(unittest.TestCase):
@@ -41,6 +46,14 @@ class Results(unittest.TestCase):
         self.assertEqual(self.outcome((124, PASSED))[0], "failed")
         self.assertIn("limit", self.outcome((124, PASSED))[1])
         self.assertEqual(self.outcome((0, ""))[0], "skipped")
+
+    def test_tells_what_a_rank_said_before_the_notices_of_mpirun(self):
+        said = "Traceback:\n  raise\nRuntimeError: 3, not 4\n"
+        self.assertEqual(parts.last_lines(NOTICE + said + NOTICE + NOTICE, 1),
+                         "RuntimeError: 3, not 4")
+        # The reason of a long line stands at its end.
+        self.assertRegex(parts.last_lines("x" * 400 + ": no memory\n"), "^x{289}: no memory$")
+        self.assertIn("Primary job", parts.last_lines(NOTICE))  # mpirun alone has said something
 
     def test_every_part_has_a_name_of_its_own_and_a_limit(self):
         all_parts = parts.all_parts()
@@ -80,6 +93,20 @@ class Results(unittest.TestCase):
         self.assertIn("m0: allreduces take 0.30 of a step, 0.90", judge((0.3, 0.9)).detail)
         self.assertEqual(judge((0.3, 0.9), (0.3, 0.4)).state, "failed")
         self.assertEqual(judge((0.01, 1.0)).state, "failed")  # nothing was measured
+        self.assertIn("0.05 of a step", judge((0.01, 1.0)).detail)
+        self.assertNotIn("0.05 of a step", judge((0.3, 0.4)).detail)
+
+    def test_the_example_must_have_trained_on_a_gpu(self):
+        def outcome(gpus, device):
+            run = types.SimpleNamespace(here=types.SimpleNamespace(gpus=gpus), program=str,
+                                        build="build", environment={})
+            said = "epoch 1/1  2.5 s  accuracy on the test images 85.20 %\n"
+            run.ranks = lambda *_: (0, f"device {device}\n{said}")
+            return parts.fashion_mnist(run)
+        self.assertEqual(outcome(0, "cpu").state, "skipped")
+        self.assertEqual(outcome(1, "cuda:0").state, "passed")  # also as the only part of a run
+        self.assertEqual(outcome(1, "cpu").state, "failed")
+        self.assertIn("device cpu", outcome(1, "cpu").detail)
 
     def test_builds_all_tests_that_it_runs(self):
         labelled = set()
@@ -178,20 +205,51 @@ class Program(unittest.TestCase):
             self.assertIn(part.name, listed.stdout)
         self.assertEqual(self.run_tool("--only", "nothing").returncode, 2)
 
-    def test_a_command_ends_at_its_limit_with_all_that_it_started(self):
+    def at_its_limit(self, shell):
+        """(exit code, output) of a part that does not end by itself."""
+        here = types.SimpleNamespace(environment={"PATH": "/usr/bin:/bin"})
         with tempfile.TemporaryDirectory() as folder:
-            code = ("import runpy, sys, types, pathlib, time\n"
-                    f"m = runpy.run_path({str(REPOSITORY / 'tools/gpu_check')!r})\n"
-                    "here = types.SimpleNamespace(environment={'PATH': '/usr/bin:/bin'})\n"
-                    f"run = m['Run'](here, pathlib.Path('/'), pathlib.Path({folder!r}),\n"
-                    "               time.monotonic() + 60, 1)\n"
-                    "shell = 'echo begun; sleep 3000 & sleep 3000'\n"
-                    "print(run.command(['sh', '-c', shell], None, 10))")
-            # What is not ended keeps the pipes open beyond the limit of the test.
-            result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                                    check=False)
-            self.assertIn("124", result.stdout, result.stderr)
-            self.assertIn("begun", result.stdout)
+            run = TOOL["Run"](here, pathlib.Path("/"), pathlib.Path(folder),
+                              time.monotonic() + 60, 1)
+            with run.log:
+                return run.command(["bash", "-c", shell], None, 3)
+
+    def test_a_command_ends_at_its_limit_with_all_that_it_started(self):
+        # Ranks have process groups of their own, as the jobs of an interactive shell.
+        for shell in ("echo begun $$; sleep 300 & sleep 300",
+                      "set -m; echo begun $$; sleep 300 & sleep 300",
+                      "set -m; echo begun $$; sleep 300 > /dev/null 2>&1 & sleep 300"):
+            code, output = self.at_its_limit(shell)
+            self.assertEqual(code, 124)
+            session = re.search(r"begun (\d+)", output)
+            self.assertIsNotNone(session, output)
+            self.assertEqual(stacks.members_of_session(int(session[1])), [], shell)
+
+    def test_a_command_that_leaves_a_process_behind_keeps_its_output(self):
+        code, output = self.at_its_limit("echo begun; setsid sleep 30 & sleep 300")
+        self.assertEqual(code, 124)
+        self.assertIn("begun", output)
+
+    def test_without_the_libtorch_that_cmake_refuses_the_rest_is_built(self):
+        built = []
+
+        def command(arguments):
+            if "--build" in arguments:
+                built.extend(arguments[arguments.index("--target") + 1:arguments.index("--")])
+            elif "-DHORON_TORCH=ON" in arguments:
+                return 1, ("CMake Error at a.cmake:7 (message):\n  LibTorch is\n  too old\n\n\n"
+                           "-- Configuring incomplete, errors occurred!\n")
+            return 0, ""
+        run = types.SimpleNamespace(command=command, begin=lambda _: None, build="b", cores=1,
+                                    limit_s=9, limit_of_build=9)
+        here = types.SimpleNamespace(torch="/torch", torch_has_cuda=True, cuda=True, gpus=1,
+                                     settings={}, facts={"cmake": "cmake"})
+        outcome = TOOL["build"](run, here, parts.all_parts())
+        self.assertEqual(outcome.state, "failed")
+        self.assertIn("CMake with LibTorch: CMake Error at a.cmake:7 (message): LibTorch is too "
+                      "old", outcome.detail)
+        self.assertIn("horon-bench", built)
+        self.assertNotIn("fashion_mnist", built)
 
 
 if __name__ == "__main__":

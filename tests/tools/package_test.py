@@ -134,9 +134,21 @@ class Package(unittest.TestCase):
             self.skipTest("this CMake refuses such a project")
         self.assertEqual(code, 0, told)
 
+    def test_cuda_13_with_the_cmake_of_debian_12(self):
+        """Its module fails where the project asks for CMake 3.25 and there is no nvToolsExt."""
+        (self.folder / "modules").mkdir()
+        (self.folder / "modules/FindCUDAToolkit.cmake").write_text(
+            "if(CMAKE_MINIMUM_REQUIRED_VERSION VERSION_GREATER_EQUAL 3.25)\n"
+            "  set_property(TARGET CUDA::nvToolsExt PROPERTY DEPRECATION \"\")\nendif()\n"
+            "message(STATUS \"looks for CUDA in '${CUDAToolkit_ROOT}'\")\n"
+            "include(${CMAKE_ROOT}/Modules/FindCUDAToolkit.cmake)\n")
+        told = self.build("debian", f"-DCMAKE_MODULE_PATH={self.folder}/modules",
+                          "-DHORON_COMPONENTS=COMPONENTS;core")
+        self.assertNotIn("looks for CUDA in ''", told)  # but where Horon's build has found it
+
     def test_as_a_part_of_another_build(self):
-        """Also with shared libraries: as a part, then as installed from there. What makes the build
-        take long and shows nothing here is left out."""
+        """Also with shared libraries: as a part, then as installed from there, where MPI is not
+        looked for. What makes the build take long and shows nothing here is left out."""
         self.build("part", f"-DHORON_SOURCES={SOURCES}", "-DHORON_TORCH=OFF", "-DHORON_CUDA=OFF",
                    "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0",
                    "-DBUILD_SHARED_LIBS=ON", "-DCMAKE_UNITY_BUILD=ON",
@@ -144,7 +156,8 @@ class Package(unittest.TestCase):
         self.assertIn("core_user: 2 ranks", self.run_on_two("part", "core_user"))
         prefix = self.folder / "shared_prefix"
         self.succeed("cmake", "--install", self.folder / "part", "--prefix", prefix)
-        self.build("shared", f"-DCMAKE_PREFIX_PATH={prefix}", "-DHORON_COMPONENTS=COMPONENTS;core")
+        self.build("shared", f"-DCMAKE_PREFIX_PATH={prefix}", "-DHORON_COMPONENTS=COMPONENTS;core",
+                   "-DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON")
         for build in ("part", "shared"):
             self.assertIn("two_libraries: one session, error caught",
                           self.run_on_two(build, "two_libraries"))

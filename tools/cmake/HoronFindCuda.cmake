@@ -20,25 +20,10 @@ if(HORON_CUDA)
                HINTS ${CUDAToolkit_ROOT} ENV CUDAToolkit_ROOT ENV CUDA_HOME ENV CUDA_PATH
                PATHS /usr/local/cuda ${horon_cuda_wheels} PATH_SUFFIXES bin)
   if(HORON_NVCC)
-    # Wheels contain the runtime only under its full name, and CMake does not look for that name.
     file(REAL_PATH ${HORON_NVCC} horon_cuda_root)
     cmake_path(GET horon_cuda_root PARENT_PATH horon_cuda_root)
     cmake_path(GET horon_cuda_root PARENT_PATH horon_cuda_root)
-    file(GLOB horon_cudart ${horon_cuda_root}/lib/libcudart.so.*)
-    if(horon_cudart AND NOT EXISTS ${horon_cuda_root}/lib/libcudart.so
-       AND NOT EXISTS ${horon_cuda_root}/lib64/libcudart.so)
-      list(GET horon_cudart 0 horon_cudart)
-      set(CUDA_CUDART ${horon_cudart} CACHE FILEPATH "CUDA's runtime")
-    endif()
-    if(NOT CUDAToolkit_ROOT)
-      set(CUDAToolkit_ROOT ${horon_cuda_root})
-    endif()
-    # For projects that require CMake 3.25, CMake 3.25.1 (Debian 12) marks a library as deprecated
-    # that CUDA 13 does not have, which is an error.
-    set(horon_required_cmake ${CMAKE_MINIMUM_REQUIRED_VERSION})
-    set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
-    find_package(CUDAToolkit 12.1 QUIET)
-    set(CMAKE_MINIMUM_REQUIRED_VERSION ${horon_required_cmake})
+    include(${CMAKE_CURRENT_LIST_DIR}/HoronCudaToolkit.cmake)
   endif()
   file(GLOB horon_nccl_wheels
        ${CMAKE_CURRENT_LIST_DIR}/../../.venv/lib/python3*/site-packages/nvidia/nccl)

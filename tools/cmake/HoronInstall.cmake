@@ -21,6 +21,10 @@ install(PROGRAMS ${horon_tools}/horonrun ${horon_tools}/horonrun_rank TYPE BIN)
 file(GLOB horonrun_modules CONFIGURE_DEPENDS ${horon_tools}/horonrun_*.py)
 install(FILES ${horonrun_modules} TYPE BIN)
 
+if(HORON_WITH_CUDA)
+  install(FILES ${CMAKE_CURRENT_LIST_DIR}/HoronCudaToolkit.cmake DESTINATION ${horon_package_dir})
+endif()
+
 # Two export sets, because horon::torch exists only in builds with LibTorch.
 install(TARGETS horon_core EXPORT horonCoreTargets)
 install(EXPORT horonCoreTargets NAMESPACE horon:: DESTINATION ${horon_package_dir})

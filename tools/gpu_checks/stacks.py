@@ -7,18 +7,23 @@ import time
 
 
 def members_of_session(session):
-    """The processes that a part has started, by number; only the ranks of MPI if there are any."""
-    found, ranks = [], []
+    """The processes that a part has started and that have not ended, by number."""
+    found = []
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            if os.getsid(int(folder.name)) != session:
-                continue
-            found.append(int(folder.name))
-            if b"OMPI_COMM_WORLD_RANK=" in (folder / "environ").read_bytes():
-                ranks.append(int(folder.name))
-        except (OSError, ValueError):
+            state = (folder / "stat").read_bytes().rpartition(b")")[2].split()[0]
+            if state not in b"ZX" and os.getsid(int(folder.name)) == session:
+                found.append(int(folder.name))
+        except OSError:  # it has ended since
             continue
-    return sorted(ranks or found)
+    return sorted(found)
+
+
+def is_rank(process):
+    try:
+        return b"OMPI_COMM_WORLD_RANK=" in pathlib.Path(f"/proc/{process}/environ").read_bytes()
+    except OSError:
+        return False
 
 
 def of_session(session, which, limit_s, count=4):
@@ -27,7 +32,8 @@ def of_session(session, which, limit_s, count=4):
     if debugger is None:
         return "no gdb and no cuda-gdb: no stacks"
     started = []
-    for process in members_of_session(session)[:count]:
+    members = members_of_session(session)
+    for process in (list(filter(is_rank, members)) or members)[:count]:
         started.append((process, subprocess.Popen(
             [debugger, "-nx", "-batch", "-p", str(process), "-ex", "set print frame-arguments none",
              "-ex", "thread apply all backtrace 25"], stdin=subprocess.DEVNULL,

@@ -116,6 +116,7 @@ int run(int argc, char** argv) {
   Settings settings;
   if (!parse(argc, argv, settings)) return 0;
   const torch::Device device = horon::device();
+  horon::print0("device ", device.str());
   torch::manual_seed(settings.seed);
 
   const auto test = read(settings.data, horon::IdxDataset::Split::Test);

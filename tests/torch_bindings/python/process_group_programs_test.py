@@ -60,6 +60,21 @@ class Programs(unittest.TestCase):
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("trained by Accelerate"), 2, output)
 
+    def test_the_benchmark_times_no_call_that_does_nothing(self):
+        bench = HERE.parents[3] / "bench"
+        arguments = ["--sizes", "4,4096", "--models", "", "--warmup", "16", "--repetitions", "1"]
+        code, output = run(bench / "process_groups.py", *arguments)
+        self.assertEqual(code, 0, output)
+        for name in ("broadcast", "all_gather", "reduce"):
+            program = ("import runpy, sys, torch.distributed as dist\n"
+                       f"dist.{name} = lambda *_, **options: None\n"
+                       f"sys.path.insert(0, {str(bench)!r})\n"
+                       f"sys.argv[1:] = {arguments + ['--collectives', name]}\n"
+                       f"runpy.run_path({str(bench / 'process_groups.py')!r}, run_name='__main__')")
+            code, output = run("-c", program)
+            self.assertNotEqual(code, 0, output)
+            self.assertIn(f"a {name} over horon has given a wrong result", output)
+
     def test_signals_while_a_call_waits_to_begin(self):
         for what in ("handler", "behind", "ctrlc"):
             with self.subTest(what):
