@@ -26,7 +26,7 @@ std::string fault_of_spec(const EntrySpec& spec, std::span<const int> ranks) {
     if (!fault.empty()) return std::string(fault);
   }
   if (spec.reduce_op == ReduceOp::Adasum && spec.kind == CollectiveKind::Reducescatter) {
-    return "Adasum is for allreduce, not for reducescatter";
+    return "Adasum is for allreduce, not for reducescatter or reduce";
   }
   const bool scaled = spec.prescale != 1.0 || spec.postscale != 1.0;
   if (scaled && (!reduces(spec.kind) || !is_floating(spec.dtype))) {

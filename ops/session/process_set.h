@@ -80,7 +80,9 @@ void order_sets_on_gpus();
 void leave_process_set(const ProcessSet& set);
 
 // Makes one set for each color, of the ranks that gave it, and returns this rank's set. Like
-// MPI_Comm_split(); colors are any numbers.
+// MPI_Comm_split(); colors are any numbers. All ranks make the sets of all colors, in the order of
+// the colors, and process_sets() lists them. To remove them, all ranks remove each of them, in the
+// same order. So it is with the three calls below.
 ProcessSet split_process_set(int color);
 // The ranks of this host; the ranks with this local_rank on all hosts.
 ProcessSet add_local_process_set();

@@ -10,7 +10,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/view_as_real.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
@@ -22,6 +21,7 @@
 #include "horon/torch_bindings/tensors/collective_step.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 #include "horon/torch_bindings/tensors/stream_order.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon::amp {
 namespace {
@@ -85,8 +85,7 @@ void refuse_float16(const ::torch::optim::Optimizer& optimizer) {
 // The numbers of a tensor as the kernels know them, in its memory. (For a lazy conjugate the memory
 // holds the values before conjugation, which are as finite and as far from 0.)
 at::Tensor real_numbers(const at::Tensor& values) {
-  if (!values.is_complex()) return values;
-  return at::view_as_real(values.is_conj() ? values.conj() : values);
+  return values.is_complex() ? torch_detail::real_memory(values) : values;
 }
 
 // Each gradient once, also where its parameter is listed twice. The kernels take those of one

@@ -84,7 +84,7 @@ class TensorsPart : public CheckpointPart {
     Fingerprint all;
     const NamedTensors tensors = tensors_();
     for (const auto& [key, tensor] : tensors) {
-      check_writable(real_view(tensor), key);  // else it could be saved, but not loaded
+      check_writable(real_memory(tensor), key);  // else it could be saved, but not loaded
       all.add(concat(key, " ", type_and_shape(tensor, key)));
     }
     return {concat("\"", name, "\""), concat(tensors.size(), " tensors"), all.value()};
@@ -97,7 +97,7 @@ class TensorsPart : public CheckpointPart {
     UniqueNames names;
     for (const auto& [key, tensor] : tensors_()) {
       // The file does not take dtypes that collectives only move.
-      check_tensor(tensor.is_complex() ? real_view(tensor) : tensor, key);
+      check_tensor(tensor.is_complex() ? real_memory(tensor) : tensor, key);
       if (!names.add({key, tensor})) continue;
       at::Tensor& copy = seen[tensor.unsafeGetTensorImpl()];
       if (!copy.defined()) copy = host_copy(tensor);

@@ -12,6 +12,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/narrow_type.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
@@ -53,20 +54,21 @@ class Linear : public torch::autograd::Function<Linear> {
                                                  torch::autograd::variable_list gradients) {
     const auto held = context->saved_data["adjoint"].toCapsule();
     const auto& adjoint = static_cast<const Adjoint&>(*held);
-    const at::Tensor& gradient = gradients.front();
-    const bool dense = gradient.layout() == at::kStrided;
-    return {adjoint.map(dense ? gradient : gradient.to_dense()), at::Tensor(), at::Tensor()};
+    return {adjoint.map(gradients.front()), at::Tensor(), at::Tensor()};
   }
 };
+
+bool is_differentiable(const at::Tensor& tensor) {
+  return at::GradMode::is_enabled() && tensor.defined() &&
+         !tensor.is_nested() &&  // which the plain form refuses
+         (tensor.is_floating_point() || tensor.is_complex()) &&
+         !torch_detail::is_moved_only(tensor);
+}
 
 // The result requires grad on every rank, because the anchor does: a rank whose own tensor needs no
 // gradient must still take part in backward, which is collective.
 at::Tensor run(const at::Tensor& tensor, const Forward& forward) {
-  const bool differentiable = at::GradMode::is_enabled() && tensor.defined() &&
-                              !tensor.is_nested() &&  // which the plain form refuses
-                              (tensor.is_floating_point() || tensor.is_complex()) &&
-                              !torch_detail::is_moved_only(tensor);
-  if (!differentiable) return forward(tensor).tensor;
+  if (!is_differentiable(tensor)) return forward(tensor).tensor;
   const at::Tensor anchor = at::empty({0}).requires_grad_(true);
   return Linear::apply(tensor, anchor, forward);
 }
@@ -92,9 +94,28 @@ std::string backward_name(const Options& options) {
   return options.name + ".backward";
 }
 
+// What a rank does with a gradient before the collective `back`. If it throws (no memory, say), the
+// other ranks, which wait for this one there, learn of it.
+template <class Options, class Work>
+at::Tensor prepared(const Options& back, const Work& work) {
+  try {
+    return work();
+  } catch (...) {
+    const NameTurn turn(back.name, back.process_set.id());
+    torch_detail::refuse_calls({back.name}, back.process_set, core::current_error());
+  }
+}
+
 template <class Options>
-void check_linear(const Options& options, std::string_view plain_form) {
+at::Tensor dense(const at::Tensor& gradient, const Options& back) {
+  if (gradient.layout() == at::kStrided) return gradient;
+  return prepared(back, [&] { return gradient.to_dense(); });
+}
+
+template <class Options>
+void check_linear(const at::Tensor& tensor, const Options& options, std::string_view plain_form) {
   if (options.op == ReduceOp::Sum || options.op == ReduceOp::Average) return;
+  if (!is_differentiable(tensor)) return;
   torch_detail::refuse_call(options.name, options.process_set,
                             concat("tensor \"", options.name, "\": ", to_string(options.op),
                                    " has no derivative here; use Sum or Average, or horon::",
@@ -111,8 +132,9 @@ at::Tensor sum_on_root(const at::Tensor& tensor, const BroadcastOptions& options
     if (rank() != options.root) sum = at::zeros_like(sum);
     BroadcastOptions back = options;
     back.name = backward_name(options);
-    return {sum,
-            [back](const at::Tensor& gradient) { return autograd::broadcast(gradient, back); }};
+    return {sum, [back](const at::Tensor& gradient) {
+              return autograd::broadcast(dense(gradient, back), back);
+            }};
   });
 }
 
@@ -120,13 +142,14 @@ at::Tensor sum_on_root(const at::Tensor& tensor, const BroadcastOptions& options
 
 at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& given) {
   const AllreduceOptions options = with_fixed_name(given, "autograd.allreduce");
-  check_linear(options, "allreduce");
+  check_linear(tensor, options, "allreduce");
   return run(tensor, [options](const at::Tensor& input) -> Outcome {
     const NameTurn turn(options.name, options.process_set.id());
     AllreduceOptions back = options;
     back.name = backward_name(options);
-    return {horon::allreduce(input, options),
-            [back](const at::Tensor& gradient) { return autograd::allreduce(gradient, back); }};
+    return {horon::allreduce(input, options), [back](const at::Tensor& gradient) {
+              return autograd::allreduce(dense(gradient, back), back);
+            }};
   });
 }
 
@@ -136,8 +159,9 @@ at::Tensor broadcast(const at::Tensor& tensor, const BroadcastOptions& given) {
     const NameTurn turn(options.name, options.process_set.id());
     BroadcastOptions back = options;
     back.name = backward_name(options);
-    return {horon::broadcast(input, options),
-            [back](const at::Tensor& gradient) { return sum_on_root(gradient, back); }};
+    return {horon::broadcast(input, options), [back](const at::Tensor& gradient) {
+              return sum_on_root(dense(gradient, back), back);
+            }};
   });
 }
 
@@ -151,7 +175,8 @@ at::Tensor allgather(const at::Tensor& tensor, const AllgatherOptions& given) {
                                     .process_set = options.process_set,
                                     .splits = handle.received_splits()};
     return {handle.wait(), [back, shape = input.sizes().vec()](const at::Tensor& gradient) {
-              return autograd::reducescatter(gradient, back).view(shape);  // a scalar was a row
+              const at::Tensor rows = autograd::reducescatter(dense(gradient, back), back);
+              return rows.view(shape);  // a scalar was a row
             }};
   });
 }
@@ -161,9 +186,11 @@ namespace {
 at::Tensor allgather_compressed(const at::Tensor& tensor, Compression compression,
                                 const AllgatherOptions& options) {
   if (compression == Compression::None) return autograd::allgather(tensor, options);
-  const at::Tensor real = tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
-  const at::ScalarType narrow = torch_detail::scalar_type_of(core::narrow_type(compression));
-  const at::Tensor all = autograd::allgather(real.to(narrow), options).to(at::kFloat);
+  const at::Tensor narrow = prepared(options, [&] {
+    const at::Tensor real = tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
+    return real.to(torch_detail::scalar_type_of(core::narrow_type(compression)));
+  });
+  const at::Tensor all = autograd::allgather(narrow, options).to(at::kFloat);
   return tensor.is_complex() ? at::view_as_complex(all) : all;
 }
 
@@ -171,7 +198,7 @@ at::Tensor allgather_compressed(const at::Tensor& tensor, Compression compressio
 
 at::Tensor reducescatter(const at::Tensor& tensor, const ReducescatterOptions& given) {
   const ReducescatterOptions options = with_fixed_name(given, "autograd.reducescatter");
-  check_linear(options, "reducescatter");
+  check_linear(tensor, options, "reducescatter");
   return run(tensor, [options](const at::Tensor& input) -> Outcome {
     const NameTurn turn(options.name, options.process_set.id());
     const int averaged = options.op == ReduceOp::Average ? options.process_set.size() : 1;
@@ -179,7 +206,9 @@ at::Tensor reducescatter(const at::Tensor& tensor, const ReducescatterOptions& g
     const AllgatherOptions back{.name = backward_name(options), .process_set = options.process_set};
     return {horon::reducescatter(input, options),
             [back, factor, compression = options.compression](const at::Tensor& gradient) {
-              const at::Tensor scaled = factor == 1.0 ? gradient : gradient.mul(factor);
+              const at::Tensor all = dense(gradient, back);
+              const at::Tensor scaled =
+                  factor == 1.0 ? all : prepared(back, [&] { return all.mul(factor); });
               return allgather_compressed(scaled, compression, back);
             }};
   });
@@ -196,7 +225,7 @@ AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& given) 
                                .process_set = options.process_set,
                                .splits = std::move(moved.received_splits)};
     return {moved.tensor, [back](const at::Tensor& gradient) {
-              return autograd::alltoall(gradient, back).tensor;
+              return autograd::alltoall(dense(gradient, back), back).tensor;
             }};
   });
   return result;
@@ -211,7 +240,8 @@ at::Tensor gather(const at::Tensor& tensor, const GatherOptions& given) {
         .name = backward_name(options), .root = options.root, .process_set = options.process_set};
     if (rank() == options.root) back.splits = handle.received_splits();
     return {handle.wait(), [back, shape = input.sizes().vec()](const at::Tensor& gradient) {
-              return autograd::scatter(gradient, back).view(shape);  // a scalar was a row
+              const at::Tensor rows = autograd::scatter(dense(gradient, back), back);
+              return rows.view(shape);  // a scalar was a row
             }};
   });
 }
@@ -227,8 +257,9 @@ at::Tensor scatter(const at::Tensor& tensor, const ScatterOptions& given) {
     const NameTurn turn(options.name, options.process_set.id());
     const GatherOptions back{
         .name = backward_name(options), .root = options.root, .process_set = options.process_set};
-    return {horon::scatter(input, options),
-            [back](const at::Tensor& gradient) { return autograd::gather(gradient, back); }};
+    return {horon::scatter(input, options), [back](const at::Tensor& gradient) {
+              return autograd::gather(dense(gradient, back), back);
+            }};
   });
 }
 

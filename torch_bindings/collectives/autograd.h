@@ -34,8 +34,9 @@
 //
 // Min, Max and Product are refused (InvalidArgument): they have no derivative here. Compression
 // counts as the identity (straight-through), and the gradients travel compressed as well. For
-// integers and bool these are the plain forms. Complex gradients follow LibTorch's convention.
-// Sparse gradients are made dense. Any thread may call.
+// integers and bool, and where no gradients are recorded, these are the plain forms, with all
+// reductions. Complex gradients follow LibTorch's convention. Sparse gradients are made dense. Any
+// thread may call.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -40,7 +40,10 @@
 // Errors from the call: InvalidArgument (the tensor is undefined, sparse, of a wrong device or
 // dtype; the root or the splits are impossible; this rank is not in the set), NotInitialized,
 // DuplicateName (an asynchronous call of the name is in flight on this rank). Errors from wait():
-// Mismatch, RankLeft, Stall, PeerDead, OperationFailed.
+// Mismatch, RankLeft, Stall, PeerDead, OperationFailed, Limit (no memory for a rank's result),
+// InvalidArgument (another rank's call has been refused, or the rows do not fit `output`). Where
+// LibTorch finds no memory in wait() itself, it throws what LibTorch throws, and may be called
+// again.
 #pragma once
 
 #include <chrono>
@@ -66,8 +69,8 @@ using CompletionQueue = core::CompletionQueue;
 
 // A collective under way. Copies refer to the same one. A handle may be dropped without wait(): the
 // collective goes on, but its failure is not reported, and results that wait() itself would write
-// are not written: an in-place tensor that is not contiguous, the output of a reducescatter with
-// compression.
+// are not written: an in-place tensor that is not contiguous, that of a reduce on its root, the
+// output of a reducescatter with compression.
 class Handle {
  public:
   Handle() = default;

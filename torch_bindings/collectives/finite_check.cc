@@ -20,7 +20,7 @@ bool is_finite(const at::Tensor& tensor) {
   if (!tensor.is_floating_point() && !tensor.is_complex()) return true;
   at::Tensor values = tensor.is_sparse() ? tensor._values() : tensor;
   if (c10::isFloat8Type(values.scalar_type())) values = values.to(at::kFloat);
-  return torch_detail::all_finite(torch_detail::real_view(values));
+  return torch_detail::all_finite(torch_detail::real_memory(values));
 }
 
 }  // namespace

@@ -97,7 +97,7 @@ void PendingCollective::add_checked(const at::Tensor& tensor, Into into) {
   const bool has_other_output =
       into == Into::New || (into == Into::Nowhere && spec.kind == CollectiveKind::Allreduce);
   if (has_other_output) {
-    part.output = new_output(real, into).detach();
+    part.output = new_output(real, into);
     part.result = into == Into::Nowhere ? tensor : undisguised(part.output, part.disguised);
   } else if (into == Into::Same) {
     if (!as_it_is) part.output = row_major(real);

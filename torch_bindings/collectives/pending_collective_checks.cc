@@ -21,7 +21,7 @@ void PendingCollective::check(const at::Tensor& tensor, Into into) {
   try {
     require_memory(tensor, name);
     const bool disguised = tensor.defined() && type_in_disguise(tensor);
-    const at::Tensor view = disguised ? real_view(tensor) : at::Tensor();
+    const at::Tensor view = disguised ? real_memory(tensor) : at::Tensor();
     const at::Tensor& real = disguised ? view : tensor;
     into == Into::Same ? check_writable(real, name) : check_tensor(real, name);
     const DataType given = data_type_of(real, name);
@@ -88,8 +88,8 @@ void PendingCollective::check_reduction(const at::Tensor& tensor, DataType dtype
     fail(concat("is ", to_string(dtype), "; prescale and postscale need a floating type"));
   }
   if (ops::runtime().config().check_finite && is_floating(dtype) &&
-      !all_finite(real_view(tensor))) {
-    throw not_finite(concat("tensor \"", name, "\""), real_view(tensor),
+      !all_finite(real_memory(tensor))) {
+    throw not_finite(concat("tensor \"", name, "\""), real_memory(tensor),
                      "HORON_CHECK_FINITE allows only finite values");
   }
 }
@@ -118,7 +118,7 @@ void PendingCollective::check_output(const Part& part, const at::Tensor& rows,
     fail("is ", output.scalar_type(), ", but the tensor is ",
          part.disguised.value_or(rows.scalar_type()));
   }
-  const at::Tensor real = part.disguised ? real_view(output) : output;
+  const at::Tensor real = part.disguised ? real_memory(output) : output;
   try {
     check_writable(real, name);
   } catch (const Error& error) {

@@ -153,7 +153,7 @@ void PendingCollective::add_reduced(const at::Tensor& tensor, Into into) {
   const std::vector<int> ranks = process_set_.ranks();
   const auto root = std::find(ranks.begin(), ranks.end(), spec.root) - ranks.begin();
   spec.splits[static_cast<size_t>(root)] = real.numel();
-  add_rows(real.view({real.numel()}));
+  or_refuse([&] { add_checked_rows(real.view({real.numel()}), {}, {}); });
   Part& part = parts_.back();
   part.disguised = type_in_disguise(tensor);
   part.whole = is_root ? at::DimVector(real.sizes()) : at::DimVector{0};
@@ -221,7 +221,7 @@ void PendingCollective::settle_rows(Part& part) {
   if (part.whole) shape.assign(part.whole->begin(), part.whole->end());
   at::Tensor rows;
   if (part.flat.defined() && !part.rows_are_empty) {
-    rows = part.flat.view(shape);
+    rows = part.flat.view(shape).detach();  // as undisguised()
   } else if (part.bytes == nullptr || part.rows_are_empty) {
     rows = at::empty(shape, part.options);
   } else {

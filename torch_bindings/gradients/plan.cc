@@ -92,7 +92,7 @@ std::string GradientLayout::compared_name() const {
 
 GradientLayout layout_of(const at::Tensor& parameter, const std::string& name, ReduceOp op) {
   require_memory(parameter, name);
-  check_tensor(parameter.is_complex() ? real_view(parameter) : parameter, name);
+  check_tensor(parameter.is_complex() ? real_memory(parameter) : parameter, name);
   if (!parameter.is_leaf()) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("parameter \"", name, "\" is the result of an operation, not a leaf"));

@@ -88,7 +88,7 @@ PowerSgd::PowerSgd(const NamedTensors& parameters, PowerSgdOptions options)
   std::unordered_set<const void*> seen;
   for (const auto& [name, parameter] : parameters) {
     if (parameter.defined() && !parameter.requires_grad()) continue;
-    torch_detail::check_tensor(torch_detail::real_view(parameter), name);
+    torch_detail::check_tensor(torch_detail::real_memory(parameter), name);
     if (!names.add({name, parameter}, "parameter")) continue;
     if (seen.insert(parameter.unsafeGetTensorImpl()).second) add(name, parameter);
   }
@@ -183,7 +183,7 @@ void PowerSgd::check_gradients() const {
              core::shape_text(part.parameter.sizes()));
     }
     if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();
-    torch_detail::check_writable(torch_detail::real_view(gradient),
+    torch_detail::check_writable(torch_detail::real_memory(gradient),
                                  concat("gradient of ", part.name));
   }
 }

@@ -91,8 +91,8 @@ LambParamState& Lamb::state_of(const at::Tensor& parameter) {
   auto& entry = state_[parameter.unsafeGetTensorImpl()];
   if (entry == nullptr) {
     auto fresh = std::make_unique<LambParamState>();
-    fresh->exp_avg(at::zeros_like(torch_detail::real_view(parameter)));
-    fresh->exp_avg_sq(at::zeros_like(torch_detail::real_view(parameter)));
+    fresh->exp_avg(at::zeros_like(torch_detail::real_memory(parameter)));
+    fresh->exp_avg_sq(at::zeros_like(torch_detail::real_memory(parameter)));
     entry = std::move(fresh);
   }
   return static_cast<LambParamState&>(*entry);
@@ -103,7 +103,7 @@ void Lamb::update(const at::Tensor& given, const LambOptions& options) {
   // sign.
   const bool is_turned = given.is_conj();
   const at::Tensor of_parameter = torch_detail::dense_gradient(given, "Lamb");
-  const at::Tensor parameter = torch_detail::real_view(is_turned ? given.detach().conj() : given);
+  const at::Tensor parameter = torch_detail::real_memory(given);
   const at::Tensor gradient =
       torch_detail::real_view(is_turned ? of_parameter.conj() : of_parameter);
   LambParamState& state = state_of(given);

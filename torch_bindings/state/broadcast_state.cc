@@ -58,7 +58,7 @@ std::string fault_of_shards(const std::vector<int>& sharing, const ProcessSet& s
 // a tie, and ties must agree too.
 struct ParameterList {
   std::vector<Fact> facts;
-  std::vector<NamedTensors::Item> unique;
+  NamedTensors unique;
   std::string own_error;
 };
 
@@ -71,10 +71,10 @@ ParameterList list_parameters(const NamedTensors& named, int root, const Process
   for (const auto& [name, tensor] : named) {
     try {
       torch_detail::require_memory(tensor, name);
-      torch_detail::check_writable(torch_detail::real_view(tensor), name);
+      torch_detail::check_writable(torch_detail::real_memory(tensor), name);
       if (!names.add({name, tensor})) continue;
-    } catch (const Error& error) {
-      if (list.own_error.empty()) list.own_error = error.what();
+    } catch (...) {
+      if (list.own_error.empty()) list.own_error = core::current_error().what();
       continue;
     }
     const auto [tie, is_new] = seen.emplace(tensor.unsafeGetTensorImpl(), name);
@@ -141,9 +141,18 @@ std::string load_optimizer(torch::optim::Optimizer& optimizer, const std::string
   }
 }
 
-// Waits for all, also when one fails: none is in flight when the error is thrown.
-void wait_for_all(const std::vector<Handle>& handles) {
+// Broadcasts each tensor under its name, also where another one can't be: the other ranks wait for
+// each of them. None is in flight when the error is thrown.
+void broadcast_all(const NamedTensors& tensors, const char* call, int root, const ProcessSet& set) {
   torch_detail::Failures failures;
+  std::vector<Handle> handles;
+  handles.reserve(tensors.size());
+  for (const auto& [name, tensor] : tensors) {
+    failures.run([&, &name = name, &tensor = tensor] {
+      handles.push_back(broadcast_async_(
+          tensor, {.name = concat(call, ".", name), .root = root, .process_set = set}));
+    });
+  }
   for (const Handle& handle : handles) failures.run([&] { handle.wait(); });
   if (failures.first()) throw Error(*failures.first());
 }
@@ -174,14 +183,7 @@ void broadcast_known(torch::optim::Optimizer& optimizer, int root, const Process
     error = failure_of(optimizer, "loaded", [&] { copy.emplace(optimizer, bytes); });
   }
   torch_detail::throw_together(ErrorCode::OperationFailed, kOptimizer, error, set);
-  std::vector<at::Tensor>& tensors = copy ? copy->tensors() : own.tensors;
-  std::vector<Handle> handles;
-  for (at::Tensor& tensor : tensors) {
-    handles.push_back(broadcast_async_(
-        tensor,
-        {.name = concat(kOptimizer, ".", handles.size()), .root = root, .process_set = set}));
-  }
-  wait_for_all(handles);
+  broadcast_all(copy ? copy->tensors() : own.tensors, kOptimizer, root, set);
   if (copy) error = failure_of(optimizer, "loaded", [&] { copy->install(); });
   torch_detail::throw_together(ErrorCode::OperationFailed, kOptimizer, error, set);
 }
@@ -207,14 +209,7 @@ void broadcast_saved(torch::optim::Optimizer& optimizer, int root, const Process
 void broadcast_parameters(const NamedTensors& tensors, int root, const ProcessSet& process_set) {
   const ParameterList list = list_parameters(tensors, root, process_set);
   torch_detail::require_agreement(kParameters, list.facts, list.own_error, process_set);
-  std::vector<Handle> handles;
-  handles.reserve(list.unique.size());
-  for (const auto& [name, tensor] : list.unique) {
-    handles.push_back(broadcast_async_(
-        tensor,
-        {.name = concat(kParameters, ".", name), .root = root, .process_set = process_set}));
-  }
-  wait_for_all(handles);
+  broadcast_all(list.unique, kParameters, root, process_set);
 }
 
 namespace torch_detail {

@@ -10,10 +10,12 @@
 #include <torch/nn/module.h>
 #include <torch/serialize/archive.h>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/collectives/average_in_groups.h"
+#include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/state/replicas.h"
@@ -66,7 +68,7 @@ LocalSgd::LocalSgd(const NamedTensors& tensors, LocalSgdOptions options)
   std::unordered_set<const void*> seen;  // tied ones count once, by their first name
   for (const auto& [name, tensor] : tensors) {
     if (tensor.defined() && !tensor.is_floating_point() && !tensor.is_complex()) continue;
-    torch_detail::check_writable(torch_detail::real_view(tensor), name);
+    torch_detail::check_writable(torch_detail::real_memory(tensor), name);
     if (names.add({name, tensor}) && seen.insert(tensor.unsafeGetTensorImpl()).second) {
       add(name, tensor);
     }
@@ -124,19 +126,23 @@ void LocalSgd::require_alike() const {
 }
 
 // All ranks decide together: the starts are compared once, and again when a rank has loaded
-// something, and an outer step is due where a rank has taken a step or its parameters have moved
-// (those of a program that calls average() alone). Without such a reason momentum alone would move
-// the parameters.
-bool LocalSgd::agree_on_outer_step(const std::vector<at::Tensor>& changes) {
+// something, and an outer step with `changes`, which are worked out here, is due where a rank has
+// taken a step or its parameters have moved (those of a program that calls average() alone).
+// Without such a reason momentum alone would move the parameters.
+bool LocalSgd::agree_on_outer_step(std::vector<at::Tensor>& changes) {
   const auto has_moved = [](const at::Tensor& change) { return change.any().item<bool>(); };
+  const std::string name = options_.name + ".flags";
   enum : int64_t { kUnseen, kDue, kCount };
   const at::Tensor flags = at::zeros({kCount}, at::kByte);
   auto* const flag = flags.mutable_data_ptr<uint8_t>();
   flag[kUnseen] = !began_alike_;
-  flag[kDue] = since_ > 0 || std::any_of(changes.begin(), changes.end(), has_moved);
-  allreduce_(
-      flags,
-      {.name = options_.name + ".flags", .op = ReduceOp::Max, .process_set = options_.process_set});
+  try {
+    for (const Parameter& each : parameters_) changes.push_back(each.start - each.tensor.detach());
+    flag[kDue] = since_ > 0 || std::any_of(changes.begin(), changes.end(), has_moved);
+  } catch (...) {  // no memory: the other ranks wait for this one
+    torch_detail::refuse_calls({name}, options_.process_set, core::current_error());
+  }
+  allreduce_(flags, {.name = name, .op = ReduceOp::Max, .process_set = options_.process_set});
   if (flag[kUnseen] != 0) {
     NamedTensors starts;
     for (const Parameter& each : parameters_) starts.emplace_back(each.name, each.start);
@@ -152,11 +158,11 @@ void LocalSgd::average() {
   begin_anew_after_join();
   require_alike();
   std::vector<at::Tensor> changes;  // or the parameters themselves
-  for (const Parameter& each : parameters_) {
-    changes.push_back(has_start() ? each.start - each.tensor.detach() : each.tensor.detach());
-  }
   const bool has_outer_step = has_start() && agree_on_outer_step(changes);
   if (has_start() && !has_outer_step) changes.clear();
+  for (const Parameter& each : parameters_) {
+    if (!has_start()) changes.push_back(each.tensor.detach());
+  }
   std::vector<at::Tensor> buffers;
   for (const auto& [name, buffer] : buffers_) buffers.push_back(buffer.detach());
   using torch_detail::AverageInGroups;

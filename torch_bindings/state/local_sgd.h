@@ -111,7 +111,7 @@ class LocalSgd {
   int64_t kept() const;
   void begin_anew_after_join();
   void require_alike() const;
-  bool agree_on_outer_step(const std::vector<at::Tensor>& changes);
+  bool agree_on_outer_step(std::vector<at::Tensor>& changes);
   void move_on(Parameter& parameter, const at::Tensor& change) const;
 
   LocalSgdOptions options_;

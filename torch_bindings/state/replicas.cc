@@ -5,7 +5,7 @@
 
 #include <torch/nn/module.h>
 
-#include "horon/core/base/error.h"
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
@@ -23,7 +23,7 @@ constexpr const char* kCureOfBuffers =
 
 torch_detail::Fact describe(const std::string& what, const std::string& name,
                             const at::Tensor& tensor) {
-  torch_detail::check_tensor(torch_detail::real_view(tensor), name);
+  torch_detail::check_tensor(torch_detail::real_memory(tensor), name);
   const at::Tensor rows = torch_detail::row_major(torch_detail::real_view(tensor)).cpu();
   torch_detail::Fingerprint content;
   content.add(rows.const_data_ptr(), rows.nbytes());
@@ -40,8 +40,8 @@ void compare(const NamedTensors& tensors, const NamedTensors& buffers, const Pro
       try {
         const std::string what = concat(kind, " \"", name, "\"", cure);
         if (names.add({name, tensor})) facts.push_back(describe(what, name, tensor));
-      } catch (const Error& error) {
-        if (own_error.empty()) own_error = error.what();
+      } catch (...) {  // LibTorch's own errors too: there may be no memory for a copy
+        if (own_error.empty()) own_error = core::current_error().what();
       }
     }
   };

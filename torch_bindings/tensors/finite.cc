@@ -13,7 +13,7 @@
 namespace horon::torch_detail {
 
 bool all_finite(const at::Tensor& values) {
-  if (values.is_complex()) return all_finite(real_view(values));
+  if (values.is_complex()) return all_finite(real_memory(values));
   // A sum over a NaN or an Inf is not finite. A sum of finite values may overflow as well, so only
   // then each element is looked at.
   if (std::isfinite(at::sum(values).item<double>())) return true;

@@ -182,15 +182,19 @@ at::Tensor real_view(const at::Tensor& tensor) {
   return integer ? plain.view(*integer) : plain;
 }
 
+at::Tensor real_memory(const at::Tensor& tensor) {
+  return real_view(tensor.defined() && tensor.is_conj() ? tensor.detach().conj() : tensor);
+}
+
 at::Tensor undisguised(const at::Tensor& real, std::optional<at::ScalarType> type) {
   if (!type) return real;
-  return c10::isComplexType(*type) ? at::view_as_complex(real) : real.view(*type);
+  return (c10::isComplexType(*type) ? at::view_as_complex(real) : real.view(*type)).detach();
 }
 
 std::string type_and_shape(const at::Tensor& tensor, std::string_view name) {
   std::string as = tensor.is_complex() ? " (complex)" : "";
   if (is_moved_only(tensor)) as = concat(" (", tensor.scalar_type(), ")");
-  return concat(to_string(data_type_of(real_view(tensor), name)), as, " ",
+  return concat(to_string(data_type_of(real_memory(tensor), name)), as, " ",
                 core::shape_text(tensor.sizes()));
 }
 

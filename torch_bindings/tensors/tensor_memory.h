@@ -47,7 +47,11 @@ inline bool is_moved_only(const at::Tensor& tensor) {
 // two real ones in one more dimension, and types that are only moved are integers of the same bits.
 // An undefined or sparse tensor is given back as it is.
 at::Tensor real_view(const at::Tensor& tensor);
-// The other way round: `type` is that of the tensor of which real_view() gave `real`.
+// As real_view(), but of what lies in memory, so never a copy: a lazy conjugate is not conjugated.
+// For those who look at anything but the signs of imaginary parts.
+at::Tensor real_memory(const at::Tensor& tensor);
+// The other way round: `type` is that of the tensor of which real_view() gave `real`. It is no view
+// for autograd: a program may change results in place.
 at::Tensor undisguised(const at::Tensor& real, std::optional<at::ScalarType> type);
 // "float32 [3, 2]", "float32 (complex) [3]", "int16 (UInt16) [2]". Throws Error(InvalidArgument)
 // for other dtypes.

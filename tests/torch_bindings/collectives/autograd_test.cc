@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "horon/tests/torch_bindings/collectives/autograd_support.h"
+#include "horon/tests/torch_bindings/no_memory.h"
 #include "horon/tests/torch_bindings/session_environment.h"
 
 namespace horon::autograd_test {
@@ -19,7 +20,9 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 using testing_support::error_of;
+using testing_support::error_without_memory;
 using testing_support::expect_close;
+using testing_support::tells_of_rank_0;
 using testing_support::values;
 
 class Autograd : public testing::Test {
@@ -152,6 +155,29 @@ TEST_F(Autograd, ReductionsWithoutDerivativeAreRefused) {
               AllOf(StartsWith("invalid argument"), HasSubstr("no derivative")));
 }
 
+TEST_F(Autograd, WhatHasNoGradientHasAnyReduction) {
+  const at::Tensor whole = at::full({2}, rank(), at::kLong);
+  EXPECT_TRUE(at::equal(autograd::allreduce(whole, {.op = ReduceOp::Max}),
+                        at::full({2}, size() - 1, at::kLong)));
+  const at::Tensor rows = at::full({size()}, rank(), at::kLong);
+  EXPECT_TRUE(
+      at::equal(autograd::reducescatter(rows, {.op = ReduceOp::Min}), at::zeros({1}, at::kLong)));
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(at::equal(autograd::allreduce(at::full({2}, rank() + 1.0), {.op = ReduceOp::Min}),
+                        at::ones({2})));
+}
+
+TEST_F(Autograd, ResultsMayBeChangedInPlace) {
+  for (const at::ScalarType type : {at::kDouble, at::kComplexDouble}) {
+    SCOPED_TRACE(type);
+    const at::Tensor x = values({2, 3}, rank(), type).requires_grad_(true);
+    const at::Tensor sum = autograd::allreduce(x, {.op = ReduceOp::Sum}).mul_(2);
+    const at::Tensor all = autograd::allgather(x).mul_(3);
+    at::real(sum.sum() + all.sum()).backward();
+    expect_close(x.grad(), at::full({2, 3}, 5.0 * size(), type));
+  }
+}
+
 TEST_F(Autograd, GivenResultsAreRefused) {
   const at::Tensor x = at::ones({size(), 2}).requires_grad_(true);
   const at::Tensor given = at::zeros({size() * size(), 2});
@@ -186,6 +212,26 @@ TEST_F(Autograd, ErrorsOfForwardAndBackwardKeepTheirType) {
   const at::Tensor again = at::ones({3}, at::kDouble).requires_grad_(true);
   autograd::allreduce(again, {.name = "shape", .op = ReduceOp::Sum}).sum().backward();
   expect_close(again.grad(), at::full({3}, double(size()), at::kDouble));
+}
+
+TEST_F(Autograd, ABackwardWithoutMemoryFailsOnAllRanks) {
+  const at::Tensor x = at::ones({size() * 1000}).requires_grad_(true);
+  const at::Tensor own = autograd::reducescatter(
+      x, {.name = "narrow", .op = ReduceOp::Sum, .compression = Compression::Float16});
+  const at::Tensor gradient = at::ones({1000});
+  EXPECT_THAT(error_without_memory([&] { own.backward(gradient, /*retain_graph=*/true); }),
+              tells_of_rank_0());
+  own.backward(gradient);
+  expect_close(x.grad(), at::ones_like(x));
+
+  const at::Tensor rows = at::ones({400, 2}).requires_grad_(true);
+  const at::Tensor table = autograd::allreduce(rows, {.name = "table", .op = ReduceOp::Sum});
+  const at::Tensor looked_up =
+      at::embedding(table, at::zeros({1}, at::kLong), -1, false, /*sparse=*/true).sum();
+  EXPECT_THAT(error_without_memory([&] { looked_up.backward({}, /*retain_graph=*/true); }),
+              tells_of_rank_0());
+  looked_up.backward();
+  EXPECT_EQ(rows.grad().sum().item<float>(), 2.0F * size());
 }
 
 }  // namespace

@@ -4,10 +4,10 @@
 #include <thread>
 #include <vector>
 
-#include <c10/core/Allocator.h>
 #include <gmock/gmock.h>
 
 #include "horon/tests/torch_bindings/collectives/collective_values.h"
+#include "horon/tests/torch_bindings/no_memory.h"
 #include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/collectives/collectives.h"
@@ -20,9 +20,12 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 using testing_support::error_of;
+using testing_support::error_without_memory;
 using testing_support::expect_equal;
 using testing_support::kTensorTypes;
+using testing_support::NoMemory;
 using testing_support::sum_of_all;
+using testing_support::tells_of_rank_0;
 using testing_support::values_of;
 
 TEST(Reduce, EveryTypeShapeAndRoot) {
@@ -197,24 +200,6 @@ TEST(Output, AGroupRefusesIt) {
   EXPECT_THAT(error_of([&] { grouped_allgather({x}, {.name = "g", .output = mine}); }), refused);
 }
 
-// Replaces LibTorch's allocator while it lives. It still takes short tensors from that one, and has
-// no memory for longer ones.
-class NoMemory final : public c10::Allocator {
- public:
-  NoMemory() { c10::SetAllocator(c10::kCPU, this); }
-  ~NoMemory() override { c10::SetAllocator(c10::kCPU, libtorch_); }
-  c10::DataPtr allocate(size_t bytes) override {
-    if (bytes > 1000) throw std::bad_alloc();
-    return libtorch_->allocate(bytes);
-  }
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    default_copy_data(to, from, bytes);
-  }
-
- private:
-  c10::Allocator* const libtorch_ = c10::GetAllocator(c10::kCPU);
-};
-
 TEST(Wait, HasTheResultAfterOneThatFoundNoMemory) {
   const at::Tensor few = values_of({2 * size()}, at::kFloat, rank());
   const at::Tensor many = values_of({1000 * size()}, at::kFloat, rank());
@@ -231,16 +216,6 @@ TEST(Wait, HasTheResultAfterOneThatFoundNoMemory) {
   expect_equal(sums[1], reducescatter(many, {.op = ReduceOp::Sum}));
 }
 
-// Of a call for which rank 0 alone has no memory.
-template <class Call>
-std::string error_without_memory(const Call& call) {
-  if (rank() != 0) return error_of(call);
-  const NoMemory no_memory;
-  return error_of(call);
-}
-
-auto tells_of_rank_0() { return HasSubstr(rank() == 0 ? "memory" : "rank 0"); }
-
 TEST(Call, ACopyWithoutMemoryFailsOnAllRanks) {
   const at::Tensor turned = at::ones({size() * 40, 20}).t();
   const auto error_where = [](const auto& call) { return error_without_memory(call); };
@@ -251,7 +226,17 @@ TEST(Call, ACopyWithoutMemoryFailsOnAllRanks) {
   const at::Tensor rows = at::ones({size() * 1000});
   const ReducescatterOptions narrow{.name = "d", .compression = Compression::Float16};
   EXPECT_THAT(error_where([&] { (void)reducescatter(rows, narrow); }), of_rank_0);
+  const at::Tensor conjugated = at::ones({400}, at::kComplexFloat).conj();
+  EXPECT_THAT(error_where([&] { (void)allreduce_(conjugated, {.name = "e"}); }), of_rank_0);
   expect_equal(allreduce(turned, {.name = "a"}), turned);
+}
+
+TEST(Refusal, OneElementInSeveralPlacesIsNotWritten) {
+  const at::Tensor expanded = at::zeros({1}, at::kComplexFloat).expand({4});
+  const auto refused = HasSubstr("several elements at one address");
+  EXPECT_THAT(error_of([&] { allreduce_async_(expanded, {.name = "f"}); }), refused);
+  EXPECT_THAT(error_of([&] { allreduce_async_(expanded.conj(), {.name = "g"}); }), refused);
+  barrier();
 }
 
 TEST(Call, ASparseTensorWithoutMemoryFailsOnAllRanks) {

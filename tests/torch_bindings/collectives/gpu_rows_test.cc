@@ -12,6 +12,7 @@
 
 #include "horon/tests/torch_bindings/collectives/collective_values.h"
 #include "horon/tests/torch_bindings/host_gpu/session_on_gpus.h"
+#include "horon/torch_bindings/collectives/autograd.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 
 namespace horon::gpu_rows_test {
@@ -94,6 +95,14 @@ TEST(GpuRows, WhatKnowsItsSizeAtTheCallWaitsForNoLaterWork) {
   expect_end_before_later_work(
       "an allgather into a tensor of the program",
       [&](const at::Tensor& x) { return allgather_async(x, {.output = given}); }, at::cat(all));
+}
+
+TEST(GpuRows, MayBeChangedInPlace) {
+  const at::Tensor x = values_of(shape(), at::kFloat, rank()).to(device()).requires_grad_(true);
+  const at::Tensor all = autograd::allgather(x).mul_(2);
+  all.sum().backward();
+  expect_equal(x.grad().cpu(), at::full(shape(), 2.0F * size()));
+  EXPECT_FALSE(allgather(x).is_view());
 }
 
 }  // namespace

@@ -199,5 +199,21 @@ TEST(MovedTypes8, AreLookedThroughForNan) {
   EXPECT_TRUE(found_nonfinite({rank() == 1 ? bad : fine}));
 }
 
+// As if an operation of LibTorch's had made them, so that autograd lets a program change them.
+TEST(ComplexResults, AreNoViews) {
+  const at::Tensor mine = at::ones({2}, at::kComplexFloat);
+  const at::Tensor weight = at::ones({1}).requires_grad_(true);
+  std::vector<at::Tensor> results;
+  {
+    const at::NoGradGuard no_grad;
+    results = {allreduce(mine), broadcast(mine), allgather(mine), reduce(mine)};
+  }
+  for (at::Tensor& result : results) {
+    EXPECT_FALSE(result.is_view());
+    result.detach_().mul_(weight);
+    EXPECT_TRUE(result.requires_grad());
+  }
+}
+
 }  // namespace
 }  // namespace horon::moved_types_test

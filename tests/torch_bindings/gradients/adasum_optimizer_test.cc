@@ -55,8 +55,11 @@ TEST(AllreduceByAdasum, AScalarNothingAndStrides) {
 TEST(AllreduceByAdasum, WhatHasNone) {
   EXPECT_THAT(error_of([] { (void)allreduce(at::ones({2}, at::kInt), {.op = ReduceOp::Adasum}); }),
               HasSubstr("Adasum is for floating dtypes"));
+  const auto not_for_these = HasSubstr("Adasum is for allreduce, not for reducescatter or reduce");
   EXPECT_THAT(error_of([] { (void)reducescatter(at::ones({4}), {.op = ReduceOp::Adasum}); }),
-              HasSubstr("Adasum is for allreduce, not for reducescatter"));
+              not_for_these);
+  EXPECT_THAT(error_of([] { (void)reduce(at::ones({4}), {.op = ReduceOp::Adasum}); }),
+              not_for_these);
   const at::Tensor weight = at::ones({2}).set_requires_grad(true);
   EXPECT_THAT(error_of([&] {
                 DistributedOptimizer(optim::SGD({weight}, optim::SGDOptions(0.1)),
