@@ -148,7 +148,7 @@ void GradScaler::unscale(Optimizer& optimizer, torch_detail::ScaledSteps* distri
     refuse_scaling("unscale_() was called after step(); call update() first");
   }
   refuse_float16(optimizer);
-  if (distributed != nullptr) distributed->synchronize();
+  if (distributed != nullptr) distributed->synchronize_for_step();
   const torch_detail::PlainMode plain;
   const auto gradients = gradients_of(optimizer);
   // Versions of gradients stay as they are, as when step() divides them.

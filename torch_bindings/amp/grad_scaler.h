@@ -85,9 +85,10 @@ class GradScaler {
   at::Tensor scale(const at::Tensor& loss) const;
 
   // Divides each .grad by the scale, once, and notes whether one is not finite. With a
-  // DistributedOptimizer it first reduces what backward() has not reduced (collective). At most
-  // once between update() calls, and before step(); not with float16 parameters, whose gradients it
-  // would take out of range.
+  // DistributedOptimizer it first reduces what backward() has not reduced (collective), and throws
+  // as its step() does if passes of backward_passes_per_step are missing. At most once between
+  // update() calls, and before step(); not with float16 parameters, whose gradients it would take
+  // out of range.
   void unscale_(Optimizer& optimizer);
   void unscale_(DistributedOptimizer<Optimizer>& optimizer);
 

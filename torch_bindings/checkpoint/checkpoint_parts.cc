@@ -16,6 +16,7 @@
 #include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
+#include "horon/torch_bindings/checkpoint/rank_state.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/collectives/objects.h"
 #include "horon/torch_bindings/state/broadcast_state.h"
@@ -153,8 +154,9 @@ class OptimizerPart : public CheckpointPart {
   }
 
   // The writer is the lowest of those that share the state: see require_shards_within().
-  void gather() override {
-    if (ShardedState* const sharded = sharded_state()) sharded->consolidate_state();
+  void gather(const std::string& name, const ProcessSet& set) override {
+    if (ShardedState* const sharded = sharded_state()) return sharded->consolidate_state();
+    require_same_state(name, optimizer_, set);
   }
 
   c10::IValue take() override {

@@ -59,8 +59,9 @@ class CheckpointPart {
   virtual ~CheckpointPart() = default;
   // What all ranks must have alike. Throws for what can't be saved and loaded in this set.
   virtual Fact fact(const std::string& name, const ProcessSet& set) const = 0;
-  // What take() needs of other ranks. Collective.
-  virtual void gather() {}
+  // What take() needs of other ranks. Throws where another rank's part is not the writer's, and
+  // would be lost. Collective.
+  virtual void gather(const std::string& /*name*/, const ProcessSet& /*set*/) {}
   // A copy, in the memory of the host. On the writer.
   virtual c10::IValue take() = 0;
   // Why `saved` can't be loaded; empty if it can. On the writer; changes nothing.

@@ -210,7 +210,8 @@ class Checkpoints::Impl {
   // Gathers all parts, even if one fails: some ranks may have nothing to do with that one.
   void gather_parts() const {
     torch_detail::Failures failures;
-    for (const auto& entry : parts_) failures.run([&] { entry.second->gather(); });
+    for (const auto& entry : parts_)
+      failures.run([&] { entry.second->gather(entry.first, set()); });
     torch_detail::throw_together(failures.first(), in_set("Checkpoints::save"));
   }
 

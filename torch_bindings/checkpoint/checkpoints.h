@@ -17,7 +17,8 @@
 // Where each process set trains a model of its own, each set has Checkpoints with its process_set
 // and a folder of its own: then "all ranks" are those of the set, and "rank 0" is the lowest of
 // them. Training that goes on from a checkpoint makes the same steps, bit for bit, as if it had
-// never stopped (on the CPU, on as many ranks). Save between steps: gradients are no part of it.
+// never stopped (on the CPU, on as many ranks; the bindings' README.md names two exceptions). Save
+// between steps: gradients are no part of it.
 //
 // The file: see checkpoint_file.h and the bindings' README.md. Python reads it:
 // torch.load(file, weights_only=True)["model"] is a state_dict.
@@ -112,8 +113,9 @@ class Checkpoints {
   Checkpoints& add(const std::string& name, const NamedTensors& tensors);
   // Options and state. SGD, Adam, AdamW, Adagrad, RMSprop and LBFGS, also in a
   // DistributedOptimizer, at any step; others as their save() and load() do it. One whose state
-  // differs between ranks (an AdasumOptimizer) is for add_of_rank(); here it is an
-  // Error(InvalidArgument).
+  // differs between ranks (an AdasumOptimizer; one beside a LocalSgd) is for add_of_rank(): add()
+  // or save() throws Error(InvalidArgument). For that each rank reads its state in save(), if the
+  // optimizer is of a type named here and in no DistributedOptimizer.
   Checkpoints& add(const std::string& name, torch::optim::Optimizer& optimizer);
   // Anything with save(torch::serialize::OutputArchive&) const and
   // load(torch::serialize::InputArchive&) that is alike on all ranks: a schedule, a loss scale.
@@ -127,9 +129,9 @@ class Checkpoints {
   }
   // The same of something that each rank has of its own: a sampler, a loader. In a job of another
   // number of ranks it gets what all ranks have saved, by
-  // load_resharded(std::vector<torch::serialize::InputArchive>&); without that function, loading
-  // there is an Error(InvalidArgument). The tensors of a module and of an optimizer stay on the
-  // devices of their parameters.
+  // load_resharded(std::vector<torch::serialize::InputArchive>&); without that function (LibTorch's
+  // optimizers have none), loading there is an Error(InvalidArgument). The tensors of a module and
+  // of an optimizer stay on the devices of their parameters.
   template <class Thing>
   Checkpoints& add_of_rank(const std::string& name, Thing& thing) {
     return add_archived(name, archived(thing), true);

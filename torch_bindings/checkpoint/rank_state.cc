@@ -1,13 +1,20 @@
 #include "horon/torch_bindings/checkpoint/rank_state.h"
 
 #include <cstdint>
+#include <utility>
 
+#include <torch/optim/optimizer.h>
+
+#include "horon/core/base/error.h"
 #include "horon/core/base/log.h"
+#include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/checkpoint/opened_checkpoint.h"
 #include "horon/torch_bindings/checkpoint/random_state.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
+#include "horon/torch_bindings/state/optimizer_state.h"
+#include "horon/torch_bindings/tensors/failures.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 
 namespace horon::torch_detail {
@@ -50,7 +57,47 @@ c10::IValue things_in(const c10::IValue& state, bool with_random) {
   return things;
 }
 
+// The device's type and what stands for the state, of which ranks with and without a GPU round
+// differently. Empty: there is none to lose, or none that is known.
+std::pair<std::string, std::string> state_summary(torch::optim::Optimizer& optimizer) {
+  if (!is_known_optimizer(optimizer) || std::as_const(optimizer).state().empty()) return {};
+  const PlainMode plain;
+  const TakenApart apart = take_apart(optimizer);
+  Fingerprint all;
+  all.add(apart.bytes);
+  for (const at::Tensor& tensor : apart.tensors) {
+    const bool is_readable = tensor.is_cpu() && tensor.is_contiguous();
+    const at::Tensor rows = is_readable ? tensor : host_copy(tensor);
+    all.add(rows.const_data_ptr(), rows.nbytes());
+  }
+  return {c10::DeviceTypeName(device_of_parameters(optimizer).type()), std::to_string(all.value())};
+}
+
 }  // namespace
+
+void require_same_state(const std::string& name, torch::optim::Optimizer& optimizer,
+                        const ProcessSet& set) {
+  std::pair<std::string, std::string> own;
+  Failures failures;
+  failures.run([&] { own = state_summary(optimizer); });
+  const auto gather = [&](const std::string& text) {
+    return allgather_bytes(text, {.name = "checkpoint.state", .process_set = set});
+  };
+  const std::vector<std::string> devices = gather(own.first), states = gather(own.second);
+  if (failures.first()) throw Error(*failures.first());
+  const std::vector<int> ranks = set.ranks();
+  std::vector<int> others;
+  for (size_t r = 1; r < states.size(); ++r) {
+    const bool comparable = states[0].empty() || devices[r] == devices[0];
+    if (comparable && !states[r].empty() && states[r] != states[0]) others.push_back(ranks[r]);
+  }
+  if (others.empty()) return;
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat("checkpoints: the state of \"", name, "\" on ", core::name_ranks(others),
+                           " is not that of rank ", ranks[0],
+                           ", which alone would be saved; add the optimizer by add_of_rank(), or ",
+                           "call broadcast_optimizer_state() first"));
+}
 
 SavedOfRanks share_states(const c10::impl::GenericList& of_ranks, int ranks,
                           const ProcessSet& set) {

@@ -1,5 +1,5 @@
 // What each rank has of its own although the model is alike: random numbers, and buffers that each
-// rank changes by itself (running means of its batches).
+// rank changes by itself (running means of its batches). What an optimizer has so is refused.
 #pragma once
 
 #include <string>
@@ -16,6 +16,12 @@ namespace horon::torch_detail {
 std::string buffer_fingerprints(const NamedParts& parts);
 // Copies of the own tensors whose fingerprint differs from the writer's: part to name to tensor.
 c10::IValue differing_buffers(const NamedParts& parts, const std::string& fingerprints_of_root);
+
+// Throws Error(InvalidArgument) on all ranks of the set if the optimizer's state on some is not the
+// writer's, which alone is saved. Ranks without state don't count; nor do optimizers that write an
+// archive, whose bytes may differ. Collective.
+void require_same_state(const std::string& name, torch::optim::Optimizer& optimizer,
+                        const ProcessSet& set);
 
 // What the ranks that saved a checkpoint had of their own, as far as this rank needs it.
 struct SavedOfRanks {

@@ -231,6 +231,9 @@ class OptimizerCalls : public ScaledSteps {
   const Self& self() const { return static_cast<const Self&>(*this); }
 
   // For GradScaler and AdaScale, which hold a ScaledSteps.
+  void synchronize_for_step() override {
+    steps_->synchronize(self().param_groups(), GradientReducer::Passes::All);
+  }
   void note_unscaled(double scale) override { steps_->note_unscaled(scale); }
   std::optional<double> unscaled_by() const override { return steps_->unscaled_by(); }
   void leave_out() override { steps_->leave_out(); }

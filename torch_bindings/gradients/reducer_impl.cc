@@ -334,6 +334,11 @@ void GradientReducer::Impl::set_weight(double weight) {
                 core::concat("set_weight() of \"", name_, "\" needs op Average, but op is ",
                              to_string(settings_.op)));
   }
+  if (on_reduced) {
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat("set_weight() of \"", name_, "\": an AdaScale measures these ",
+                             "gradients, which count alike there; leave out the weight or it"));
+  }
   require_session();
   finish_given_up_round();
   begin_anew_after_join();

@@ -10,6 +10,7 @@
 #include <torch/serialize/archive.h>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/collectives/collectives.h"
@@ -19,6 +20,8 @@
 
 namespace horon {
 namespace {
+
+constexpr int64_t kPatience = 20;  // steps that can't be measured, until a warning
 
 template <class... Values>
 [[noreturn]] void refuse_ada_scale(const Values&... values) {
@@ -190,6 +193,7 @@ void AdaScale::learn(const Sums& sums) {
   state_.ranks = ranks;
   const bool usable =
       sums.unusable == 0 && ranks > 1 && std::isfinite(sums.local) && std::isfinite(sums.reduced);
+  state_.unmeasured = usable || ranks == 1 ? 0 : state_.unmeasured + 1;
   if (usable) {
     const double summed = parts_.gradients().op == ReduceOp::Sum ? ranks : 1;
     const double mean = sums.reduced / ranks / (summed * summed);  // all ranks have the same
@@ -207,8 +211,16 @@ void AdaScale::learn(const Sums& sums) {
   state_.gain = all > 0 ? (noise + signal) / all : 1;
 }
 
+void AdaScale::warn_of_unmeasured_steps() const {
+  if (parts_.gradients().process_set.rank() != 0) return;
+  core::log(core::LogLevel::Warn,
+            core::concat("AdaScale \"", options_.name, "\": in none of the last ", kPatience,
+                         " steps could the gradients be measured (they come after their bucket, ",
+                         "in several reductions, or are NaN); the gain stays ", state_.gain));
+}
+
 void AdaScale::step() {
-  parts_.scaling->synchronize();
+  parts_.scaling->synchronize_for_step();
   if (parts_.scaling->unscaled_by()) {
     refuse_ada_scale("a GradScaler has divided these gradients; instead of ada_scale.step() ",
                      "call scaler.step(ada_scale), which skips steps with NaN or Inf");
@@ -223,7 +235,7 @@ void AdaScale::forget_round() {
 }
 
 void AdaScale::make_step() {
-  parts_.scaling->synchronize();
+  parts_.scaling->synchronize_for_step();
   const State state_before = state_;
   const int64_t before = scheduler_->steps();
   try {
@@ -245,6 +257,7 @@ void AdaScale::make_step() {
     scheduler_->set_steps(before);
   } else {
     state_.position += state_.gain;
+    if (state_.unmeasured == kPatience) warn_of_unmeasured_steps();
   }
 }
 

@@ -72,9 +72,12 @@ struct AdaScaleOptions {
 // itself has its scale in variance() and squared_mean(): then the scale must stay the same.
 //
 // A step in which the gradients can't be told apart (a gradient came after its bucket; more than
-// one reduction in the step; NaN) has the gain of the steps before it. Not together with
-// set_weight(): the ranks' gradients count alike. Nor with an LrScheduler of the same optimizer,
-// whose learning rates would be replaced in each step. A ReduceLrOnPlateau is given the AdaScale.
+// one reduction in the step; NaN) has the gain of the steps before it. After 20 such steps in a row
+// the lowest rank logs a warning.
+//
+// Refused meanwhile: set_weight() of the optimizer, as the ranks' gradients count alike, and
+// step() of an LrScheduler of it, whose learning rates would be replaced in each step. A
+// ReduceLrOnPlateau is given the AdaScale.
 class AdaScale {
  public:
   // Constructed in the same order on all ranks, as a reducer is. The optimizer outlives it, and has
@@ -129,7 +132,9 @@ class AdaScale {
     double variance = 0;
     double squared_mean = 0;
     double weight = 0;  // of all that the running means hold
-    double ranks = 1;   // that had a part in the last step; of this job, so it is not saved
+    // Of this job, so they are not saved.
+    double ranks = 1;        // that had a part in the last step
+    int64_t unmeasured = 0;  // steps in a row
   };
   // Numbers of one step that travel, added up over the ranks.
   struct Sums {
@@ -165,6 +170,7 @@ class AdaScale {
   Sums own_sums();
   Sums sums_of_ranks(const Sums& own) const;
   void learn(const Sums& sums);
+  void warn_of_unmeasured_steps() const;
 
   const Parts parts_;
   const std::shared_ptr<void> only_one_;  // until it ends, the optimizer has no other

@@ -15,6 +15,7 @@
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/torch_bindings/lr/ada_scale.h"
 #include "horon/torch_bindings/lr/lamb.h"
 #include "horon/torch_bindings/lr/lars.h"
 
@@ -86,6 +87,14 @@ LrScheduler::LrScheduler(optim::Optimizer& optimizer, std::vector<lr::Schedule> 
 double LrScheduler::position_of(int64_t steps) const {
   const double units = static_cast<double>(steps) / static_cast<double>(options_.steps_per_unit);
   return options_.whole_units ? std::floor(units) : units;
+}
+
+void LrScheduler::step() {
+  if (torch_detail::has_ada_scale(*optimizer_)) {
+    refuse_scheduler("an AdaScale sets the learning rates of this optimizer; give the AdaScale ",
+                     "its schedule, and leave out the scheduler");
+  }
+  set_steps(steps_ + 1);
 }
 
 void LrScheduler::set_steps(int64_t steps) {

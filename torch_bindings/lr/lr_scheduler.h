@@ -40,8 +40,9 @@ struct LrSchedulerOptions {
 };
 
 // Each group's learning rate is its base times the schedule's factor. Its base is what the group
-// had when the scheduler was made, or when the group was added to the optimizer. All of it is
-// local, and the same on all ranks that do the same. One thread at a time.
+// had when the scheduler was made, or when the group was added to the optimizer. A group that is
+// added has its base alone until the next step(); set_steps(steps()) gives it the factor at once.
+// All of it is local, and the same on all ranks that do the same. One thread at a time.
 //
 // Momentum: LibTorch's SGD keeps u = m u + g and steps by lr u. So a change of lr takes effect on
 // all of the momentum at once. Optimizers that keep v = m v + lr g need momentum correction for
@@ -61,9 +62,9 @@ class LrScheduler {
 
   // After each step of the optimizer: sets the learning rates of the next. Throws
   // Error(InvalidArgument) naming group and position where a schedule gives no number from 0 up;
-  // then nothing has changed. (A step that loss scaling has left out is left out on all ranks: the
-  // program counts it or not.)
-  void step() { set_steps(steps_ + 1); }
+  // then nothing has changed; and if an AdaScale sets the optimizer's learning rates. (A step that
+  // loss scaling has left out is left out on all ranks: the program counts it or not.)
+  void step();
   // Sets the learning rates that follow `steps` steps in all, from 0 up.
   void set_steps(int64_t steps);
 

@@ -123,6 +123,35 @@ TEST(ScaledAdaScale, GradientsThatAScalerHasDividedAreStillItsOwn) {
   EXPECT_EQ(training.ada_scale.steps(), 3);
 }
 
+TEST(ScaledAdaScale, MissingPassesAreFoundBeforeGradientsAreMeasuredOrDivided) {
+  const at::Tensor w = leaf({4}, at::kDouble);
+  DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}}, {.backward_passes_per_step = 2});
+  GradScaler scaler({.init_scale = 4});
+  const auto after_passes = [&](int passes, const auto& call) {
+    optimizer.zero_grad();
+    for (int pass = 0; pass < passes; ++pass) scaler.scale(weighted(w, 1)).backward();
+    return error_of(call);
+  };
+  const auto is_refused = HasSubstr("backward_passes_per_step = 2");
+  EXPECT_THAT(after_passes(1, [&] { scaler.unscale_(optimizer); }), is_refused);
+  AdaScale ada_scale(optimizer, lr::constant());
+  EXPECT_THAT(after_passes(1, [&] { ada_scale.step(); }), is_refused);
+  const auto scaled_step = [&] {
+    scaler.step(ada_scale);
+    scaler.update();
+  };
+  EXPECT_THAT(after_passes(1, scaled_step), is_refused);
+  EXPECT_TRUE(w.eq(1).all().item<bool>()) << w;
+  EXPECT_EQ(ada_scale.steps(), 0);
+  EXPECT_EQ(after_passes(2, scaled_step), "no error");
+  const auto with_those_so_far = [&] {
+    optimizer.synchronize();
+    scaled_step();
+  };
+  EXPECT_EQ(after_passes(1, with_those_so_far), "no error");
+  EXPECT_EQ(ada_scale.steps(), 2);
+}
+
 // The knob is for gradients that nobody expects to be infinite.
 TEST(ScaledAdaScale, LeavesAStepOutThoughTheKnobChecksWhatIsReduced) {
   shutdown();

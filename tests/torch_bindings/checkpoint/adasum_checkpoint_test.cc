@@ -8,10 +8,13 @@
 
 #include "horon/ops/session/session.h"
 #include "horon/tests/support/error_of.h"
+#include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/checkpoint/checkpoints.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/gradients/adasum_optimizer.h"
 #include "horon/torch_bindings/lr/lr_scheduler.h"
+#include "horon/torch_bindings/state/broadcast_state.h"
+#include "horon/torch_bindings/state/local_sgd.h"
 
 namespace horon::adasum_checkpoint_test {
 namespace {
@@ -45,6 +48,52 @@ TEST(AdasumCheckpoint, HoldsTheStateOfEachRank) {
     EXPECT_TRUE(optimizer.state().empty());
     step();
     checkpoints.save(1);
+    step();
+    const at::Tensor want = w.detach().clone();
+    step();
+    ASSERT_TRUE(checkpoints.load_latest());
+    step();
+    EXPECT_TRUE(at::equal(w.detach(), want)) << w << want;
+  }
+  barrier();
+  if (rank() == 0) fs::remove_all(folder);
+}
+
+// The momentum of an optimizer beside a LocalSgd is each rank's own, too.
+TEST(LocalSgdCheckpoint, HoldsTheStateOfEachRank) {
+  const std::string name = "horon_local_sgd_checkpoint_" + std::to_string(getpid());
+  const std::string folder = broadcast_bytes((fs::temp_directory_path() / name).string());
+  const at::Tensor w = at::ones({2}).requires_grad_(true);
+  optim::SGD optimizer({w}, optim::SGDOptions(0.1).momentum(0.9));
+  LocalSgd local({{"w", w}}, {.steps = 2});
+  const auto step = [&] {
+    optimizer.zero_grad();
+    (w * (rank() + 1)).sum().backward();
+    optimizer.step();
+    local.step();
+  };
+  {
+    Checkpoints checkpoints(folder);
+    checkpoints.add("w", NamedTensors{{"w", w}}).add("optimizer", optimizer);
+    checkpoints.save(0);
+    step();
+    step();
+    EXPECT_THAT(error_of([&] { checkpoints.save(2); }),
+                AllOf(StartsWith("invalid argument"), HasSubstr("the state of \"optimizer\""),
+                      HasSubstr(size() == 2 ? "on rank 1 " : "on ranks 1 and 2 "),
+                      HasSubstr("add_of_rank()")));
+    broadcast_optimizer_state(optimizer);
+    checkpoints.save(2);
+    if (rank() != 0) optimizer.state().clear();  // as of ranks that make no steps
+    checkpoints.save(3);
+    ASSERT_TRUE(checkpoints.load_latest());
+  }
+  {
+    Checkpoints checkpoints(folder);
+    checkpoints.add("w", NamedTensors{{"w", w}}).add_of_rank("optimizer", optimizer);
+    step();
+    step();
+    checkpoints.save(5);
     step();
     const at::Tensor want = w.detach().clone();
     step();

@@ -18,6 +18,7 @@
 #include "horon/torch_bindings/data/samplers.h"
 #include "horon/torch_bindings/gradients/distributed_optimizer.h"
 #include "horon/torch_bindings/guards/save0.h"
+#include "horon/torch_bindings/state/broadcast_state.h"
 
 namespace horon::checkpoints_of_sets_test {
 namespace {

@@ -1,10 +1,12 @@
 // AdaScale with sums of gradients, beside a program's own function, and with a schedule that fails.
+#include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 
 #include "horon/tests/torch_bindings/gradients/gradient_support.h"
 #include "horon/torch_bindings/lr/ada_scale.h"
+#include "horon/torch_bindings/lr/lr_scheduler.h"
 #include "horon/torch_bindings/lr/reduce_on_plateau.h"
 #include "horon/torch_bindings/lr/schedule.h"
 
@@ -107,6 +109,65 @@ TEST(AdaScaleSituations, APlateauOfItsOptimizerAloneIsRefused) {
   }
   EXPECT_FALSE(before.step(1));
   EXPECT_TRUE(before.step(1));
+}
+
+// AdaScale would set the learning rates again.
+TEST(AdaScaleSituations, AnLrSchedulerOfItsOptimizerIsRefused) {
+  const at::Tensor w = leaf({2}, at::kDouble);
+  DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}});
+  LrScheduler scheduler(optimizer, lr::constant());
+  {
+    AdaScale ada_scale(optimizer, lr::constant());
+    EXPECT_THAT(error_of([&] { scheduler.step(); }),
+                AllOf(StartsWith("invalid argument: LrScheduler: "),
+                      HasSubstr("give the AdaScale its schedule")));
+    EXPECT_EQ(scheduler.steps(), 0);
+  }
+  scheduler.step();
+  EXPECT_EQ(scheduler.steps(), 1);
+}
+
+// A rank's own gradient would be as many times as large, which looks like noise.
+TEST(AdaScaleSituations, AWeightIsRefused) {
+  const at::Tensor w = leaf({2}, at::kDouble);
+  DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}});
+  {
+    AdaScale ada_scale(optimizer, lr::constant());
+    const std::string error = error_of([&] { optimizer.set_weight(32); });
+    if (size() > 1) {
+      EXPECT_THAT(error, AllOf(StartsWith("invalid argument"), HasSubstr("an AdaScale measures")));
+    }
+    weighted(w, 1).backward();
+    ada_scale.step();
+    EXPECT_EQ(ada_scale.gain(), 1);
+  }
+  optimizer.set_weight(32);
+}
+
+TEST(AdaScaleSituations, StepsThatCanNotBeMeasuredAreTold) {
+  const at::Tensor w = leaf({2}, at::kDouble);
+  DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}}, in_flight());
+  AdaScale ada_scale(optimizer, lr::constant(), {.name = "noise"});
+  const auto log_of = [&](int steps, int passes) {
+    testing::internal::CaptureStderr();
+    for (int step = 0; step < steps; ++step) {
+      optimizer.zero_grad();
+      // The second one's gradients come after their bucket.
+      for (int pass = 0; pass < passes; ++pass) weighted(w, rank() + 1).backward();
+      ada_scale.step();
+    }
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(log_of(19, 2), "");
+  EXPECT_EQ(log_of(1, 1), "");
+  EXPECT_EQ(log_of(19, 2), "");
+  const std::string log = log_of(20, 2);
+  if (rank() == 0 && size() > 1) {
+    EXPECT_THAT(log, HasSubstr("AdaScale \"noise\": in none of the last 20 steps"));
+    EXPECT_EQ(log.find("AdaScale"), log.rfind("AdaScale")) << log;
+  } else {
+    EXPECT_EQ(log, "");
+  }
 }
 
 // The program's function sees what is reduced, whether it or AdaScale was set first.

@@ -94,5 +94,23 @@ TEST(LrScheduler, GoesOnWithAGroupThatHasJustBeenAdded) {
   EXPECT_THAT(scheduler.learning_rates(), ElementsAre(0.2, 0.5));
 }
 
+TEST(LrScheduler, GivesANewGroupItsRateInTheNextStepOrWhenItIsAsked) {
+  optim::SGD optimizer({parameter()}, optim::SGDOptions(0.4));
+  LrScheduler scheduler(optimizer, [](double position) { return 1 / (1 + position); });
+  scheduler.step();
+  const auto add_group = [&] {
+    optimizer.add_param_group(
+        optim::OptimizerParamGroup({parameter()}, std::make_unique<optim::SGDOptions>(1.0)));
+  };
+  add_group();
+  EXPECT_THAT(scheduler.learning_rates(), ElementsAre(0.2, 1.0));
+  scheduler.set_steps(scheduler.steps());
+  EXPECT_THAT(scheduler.learning_rates(), ElementsAre(0.2, 0.5));
+  add_group();
+  scheduler.step();
+  EXPECT_THAT(scheduler.base_learning_rates(), ElementsAre(0.4, 1.0, 1.0));
+  EXPECT_EQ(scheduler.learning_rates()[1], scheduler.learning_rates()[2]);
+}
+
 }  // namespace
 }  // namespace horon::resumed_schedule_test

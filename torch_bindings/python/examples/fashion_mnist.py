@@ -82,11 +82,13 @@ def main():
     hvd.init()
     torch.manual_seed(hvd.rank())
 
-    def loader_of(part):
-        dataset = read(args.data, part)
-        sampler = DistributedSampler(dataset, num_replicas=hvd.size(), rank=hvd.rank())
-        return DataLoader(dataset, batch_size=args.batch_size, sampler=sampler)
-    training, test = loader_of("train"), loader_of("t10k")
+    images = read(args.data, "train")
+    sampler = DistributedSampler(images, num_replicas=hvd.size(), rank=hvd.rank())
+    training = DataLoader(images, batch_size=args.batch_size, sampler=sampler)
+    images = read(args.data, "t10k")
+    # Each image once: the sampler of training repeats some, to give all ranks equally many.
+    test = DataLoader(images, batch_size=args.batch_size,
+                      sampler=range(hvd.rank(), len(images), hvd.size()))
 
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * hvd.size(), momentum=0.9)

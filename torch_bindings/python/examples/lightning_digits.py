@@ -3,7 +3,8 @@
     mpirun -np 2 python lightning_digits.py --epochs 4
 
 The digits are drawn by the program: an image of 8 x 8 with noise for each of ten patterns. Prints
-the accuracy over the validation samples of all ranks.
+the accuracy over the test samples of all ranks. (Lightning repeats some where the ranks can't share
+them equally.)
 """
 
 import argparse
