@@ -85,9 +85,7 @@ void add_shared_memory_ops(const Communicator& communicator, const core::Config&
 // If the ranks of some host can't map each other's memory, the ops that need shared memory are left
 // out, and those on MPI take their place.
 bool spans_hosts(const Communicator& communicator) {
-  const core::Topology& topology = communicator.topology();
-  const bool one_rank_each = topology.host_count() == topology.size;
-  return !topology.one_host() && (one_rank_each || communicator.all_share_memory());
+  return !communicator.topology().one_host() && communicator.all_reach_their_hosts();
 }
 
 // All but the messages. The area begins with the part of the allreduce on host memory.

@@ -24,9 +24,7 @@ Reach reach_of(const Communicator& communicator, const core::Config& config, Col
   }
   const bool by_messages = kind == CollectiveKind::Alltoall || kind == CollectiveKind::Gather ||
                            kind == CollectiveKind::Scatter;
-  const bool one_rank_each = topology.host_count() == topology.size;
-  return by_messages || one_rank_each || communicator.all_share_memory() ? Reach::Hosts
-                                                                         : Reach::MpiAlone;
+  return by_messages || communicator.all_reach_their_hosts() ? Reach::Hosts : Reach::MpiAlone;
 }
 
 Situation situation_of(const Communicator& communicator, Reach reach, CollectiveKind kind,

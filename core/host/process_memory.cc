@@ -52,12 +52,26 @@ int write_process(int process_id, uint64_t address, const std::byte* from, size_
 }
 
 bool is_reachable(const std::byte* data, size_t bytes) noexcept {
-  if (bytes == 0) return true;
-  std::array<std::byte, 2> ends{};
-  const iovec here{ends.data(), ends.size()};
-  const std::array<iovec, 2> there{
-      {{const_cast<std::byte*>(data), 1}, {const_cast<std::byte*>(data) + bytes - 1, 1}}};
-  return process_vm_readv(getpid(), &here, 1, there.data(), there.size(), 0) == 2;
+  const std::span<const std::byte> range(data, bytes);
+  return are_reachable({&range, 1});
+}
+
+bool are_reachable(std::span<const std::span<const std::byte>> ranges) noexcept {
+  std::array<iovec, 512> ends;  // a call takes 1024 at most
+  std::array<std::byte, ends.size()> copies;
+  for (size_t next = 0; next < ranges.size();) {
+    size_t count = 0;
+    for (; next < ranges.size() && count < ends.size(); ++next) {
+      if (ranges[next].empty()) continue;
+      ends[count++] = {const_cast<std::byte*>(&ranges[next].front()), 1};
+      ends[count++] = {const_cast<std::byte*>(&ranges[next].back()), 1};
+    }
+    if (count == 0) break;
+    const iovec here{copies.data(), count};
+    const ssize_t copied = process_vm_readv(getpid(), &here, 1, ends.data(), count, 0);
+    if (copied != static_cast<ssize_t>(count)) return false;
+  }
+  return true;
 }
 
 void allow_process_copies() noexcept {

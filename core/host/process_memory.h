@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,10 @@ int read_process(int process_id, std::byte* to, uint64_t address, size_t bytes) 
 int write_process(int process_id, uint64_t address, const std::byte* from, size_t bytes) noexcept;
 
 // Whether the kernel can copy this memory of this process for others. It can't where the pages are
-// a device's (what cudaHostAlloc() gives). Looks at both ends; one system call. Any thread.
+// a device's (what cudaHostAlloc() gives). Looks at both ends. Any thread.
 bool is_reachable(const std::byte* data, size_t bytes) noexcept;
+// Whether it can copy all of these. One system call for up to 256 of them.
+bool are_reachable(std::span<const std::span<const std::byte>> ranges) noexcept;
 
 // Where Yama asks for it (ptrace_scope 1), lets other processes of this user reach this one. A
 // process has a single such permission, which can't be read: MPI may have given it too, and need

@@ -30,6 +30,8 @@ class Communicator {
     std::byte* area = nullptr;
     // On each of their hosts the members share memory: then all of them have an area.
     bool all_share_memory = false;
+    // On each of their hosts the members share memory, or there is only one.
+    bool all_reach_their_hosts = false;
     // Null: no ops on MPI, or set_mpi() comes later.
     std::unique_ptr<MpiCommunicator> mpi;
     // By these its ops choose algorithms; the same on all ranks of the job.
@@ -49,8 +51,9 @@ class Communicator {
   core::LocalGroup& local_group() const { return *parts_.local_group; }
   const std::shared_ptr<core::LocalGroup>& shared_local_group() const { return parts_.local_group; }
   std::byte* area() const { return parts_.area; }
-  // The same answer on all members.
+  // The same answers on all members.
   bool all_share_memory() const { return parts_.all_share_memory; }
+  bool all_reach_their_hosts() const { return parts_.all_reach_their_hosts; }
   // An MPI_Comm* for code that must not include mpi.h; null if there is none.
   const void* mpi() const;
   void set_mpi(std::unique_ptr<MpiCommunicator> mpi);

@@ -29,10 +29,22 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// `shares`: by rank of the job.
-bool all_share(const std::vector<uint8_t>& shares, const std::vector<int>& members) {
-  return std::all_of(members.begin(), members.end(),
-                     [&](int rank) { return shares[static_cast<size_t>(rank)] != 0; });
+// Fills in what the members have on their hosts. Collective over the ranks that talk; one that is
+// no member has no group.
+void compare_memory(const core::Bootstrap& talk, Communicator::Parts& parts) {
+  struct Memory {
+    bool shares;
+    bool reaches_its_host;
+  };
+  const bool shares = parts.local_group != nullptr && parts.local_group->available();
+  const auto all = core::allgather_values(talk, core::Bootstrap::Among::Job,
+                                          Memory{shares, shares || parts.topology.local_size == 1});
+  const auto have_all = [&](bool Memory::*which) {
+    return std::all_of(parts.members.begin(), parts.members.end(),
+                       [&](int rank) { return all[static_cast<size_t>(rank)].*which; });
+  };
+  parts.all_share_memory = have_all(&Memory::shares);
+  parts.all_reach_their_hosts = have_all(&Memory::reaches_its_host);
 }
 
 // How far a rank has come: a letter, and the text of a failure or the seconds that it has waited.
@@ -107,10 +119,8 @@ std::shared_ptr<Communicator> CommunicatorMaker::make_world(size_t reserved_byte
             : core::LocalGroup::create_unavailable(topology.local_rank, topology.local_size,
                                                    "HORON_SHARED_MEMORY=0");
   });
-  const uint8_t shares = parts.local_group->available() ? 1 : 0;
-  if (shares != 0) parts.area = parts.local_group->area() + reserved_bytes;
-  parts.all_share_memory = all_share(
-      core::allgather_values(bootstrap_, core::Bootstrap::Among::Job, shares), parts.members);
+  if (parts.local_group->available()) parts.area = parts.local_group->area() + reserved_bytes;
+  compare_memory(bootstrap_, parts);
   core::run_on_all(bootstrap_, [&] { parts.mpi = std::make_unique<MpiCommunicator>(bootstrap_); });
   return std::make_shared<Communicator>(std::move(parts));
 }
@@ -136,9 +146,7 @@ std::shared_ptr<Communicator> CommunicatorMaker::make(const Communicator& world,
   const size_t bytes = takes_part ? options_.area_bytes(parts.topology) : 0;
   parts.local_group =
       core::make_local_subgroup(world.shared_local_group(), talk, local_ranks, bytes);
-  const uint8_t shares = takes_part && parts.local_group->available() ? 1 : 0;
-  parts.all_share_memory =
-      all_share(core::allgather_values(talk, core::Bootstrap::Among::Job, shares), parts.members);
+  compare_memory(talk, parts);
   // If some rank allows only one thread in MPI, the thread that may call it does so, in connect().
   if (threads_at_once_) parts.mpi = make_mpi(talk, part);
   if (!takes_part) return nullptr;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "horon/core/base/copy_bytes.h"
@@ -83,12 +84,12 @@ class Offer {
   // Blocks that lie apart have no common segment: each is given by its address in this process.
   Reached offer_blocks_apart() {
     if (!may_be_copied(plan_.receive)) return Reached::ByNobody;
-    bool reachable = true;
+    std::vector<std::span<const std::byte>> blocks;
     for_each_other(rank_, ranks_, [&](int other) {
       const auto bytes = static_cast<size_t>(plan_.receive[static_cast<size_t>(other)].bytes);
-      reachable = reachable && core::is_reachable(block_apart(other), bytes);
+      blocks.emplace_back(block_apart(other), bytes);
     });
-    if (!reachable) return Reached::ByNobody;
+    if (!core::are_reachable(blocks)) return Reached::ByNobody;
     mine_.output.offset = 0;
     return Reached::ByKernel;
   }

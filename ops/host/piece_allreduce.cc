@@ -29,12 +29,15 @@ static_assert(kRingBytes >= 2 * std::max(kPieceBytesMax, kWishedBytesMax));
 class PieceAllreduce::Running final : public core::InFlight {
  public:
   Running(PieceAllreduce& parent, core::Batch batch)
-      : parent_(parent), batch_(std::move(batch)), ranks_(parent.ranks_) {
+      : parent_(parent),
+        batch_(std::move(batch)),
+        ranks_(parent.ranks_),
+        staged_max_(staged_max(ranks_)) {
     const uint64_t index = parent.next_++ % kCells;
     OwnCell& own = parent.own_[index];
     bytes_ = batch_.count * static_cast<int64_t>(size_of(batch_.dtype));
     piece_bytes_ = PieceAllreduce::piece_bytes(bytes_, ranks_, batch_.piece_bytes);
-    in_ring_ = std::min(kStaged, static_cast<uint64_t>(kRingBytes / piece_bytes_));
+    in_ring_ = std::min(staged_max_, static_cast<uint64_t>(kRingBytes / piece_bytes_));
     base_ = own.pieces;
     end_ = base_ + static_cast<uint64_t>((bytes_ + piece_bytes_ - 1) / piece_bytes_);
     use_ = own.uses++;
@@ -44,6 +47,7 @@ class PieceAllreduce::Running final : public core::InFlight {
     cell_ = &parent.shared_cell(index);
     contributions_ = parent.contributions(*cell_);
     left_ = parent.left(*cell_);
+    pieces_done_ = parent.pieces_done(*cell_);
     post();
   }
 
@@ -184,7 +188,7 @@ class PieceAllreduce::Running final : public core::InFlight {
 
   void note_summed(uint64_t piece) {
     if (any_staged_) {
-      cell_->piece_done[piece % kStaged].value.store(piece + 1, std::memory_order_seq_cst);
+      pieces_done_[piece % staged_max_].value.store(piece + 1, std::memory_order_seq_cst);
     }
     const uint64_t done = cell_->done.value.fetch_add(1, std::memory_order_seq_cst) + 1;
     if (done == end_) {
@@ -247,7 +251,7 @@ class PieceAllreduce::Running final : public core::InFlight {
   bool can_copy_out() const {
     if (!staged_ || copied_out_ == copied_in_) return false;
     if (is_own(copied_out_)) return copied_out_ < next_own_;
-    return cell_->piece_done[copied_out_ % kStaged].value.load(std::memory_order_seq_cst) ==
+    return pieces_done_[copied_out_ % staged_max_].value.load(std::memory_order_seq_cst) ==
            copied_out_ + 1;
   }
 
@@ -283,6 +287,7 @@ class PieceAllreduce::Running final : public core::InFlight {
   PieceAllreduce& parent_;
   core::Batch batch_;
   const int ranks_;
+  const uint64_t staged_max_;
   int64_t bytes_ = 0;
   int64_t piece_bytes_ = 0;
   uint64_t in_ring_ = 0;  // pieces that a ring holds
@@ -292,6 +297,7 @@ class PieceAllreduce::Running final : public core::InFlight {
   SharedCell* cell_ = nullptr;
   Contribution* contributions_ = nullptr;  // [rank]
   core::SharedCounter* left_ = nullptr;    // [rank]
+  core::SharedCounter* pieces_done_ = nullptr;
   bool posted_ = false;
   bool staged_ = false;
   bool all_open_ = false;
@@ -311,9 +317,15 @@ PieceAllreduce::PieceAllreduce(core::LocalGroup& group, std::byte* area)
       reuse_(group, area + Waiters::area_bytes(ranks_)),
       cells_(area + 2 * Waiters::area_bytes(ranks_)) {}
 
+// A ring holds 64 of the shortest pieces. For a few ranks, 8 keep all of them busy.
+uint64_t PieceAllreduce::staged_max(int ranks) {
+  return static_cast<uint64_t>(std::clamp(ranks, 8, static_cast<int>(kRingBytes / kPieceBytesMin)));
+}
+
 size_t PieceAllreduce::cell_bytes(int ranks) {
   return sizeof(SharedCell) +
-         static_cast<size_t>(ranks) * (sizeof(Contribution) + sizeof(core::SharedCounter));
+         static_cast<size_t>(ranks) * (sizeof(Contribution) + sizeof(core::SharedCounter)) +
+         staged_max(ranks) * sizeof(core::SharedCounter);
 }
 
 size_t PieceAllreduce::area_bytes(int ranks) {
@@ -347,6 +359,10 @@ PieceAllreduce::Contribution* PieceAllreduce::contributions(SharedCell& cell) co
 
 core::SharedCounter* PieceAllreduce::left(SharedCell& cell) const {
   return reinterpret_cast<core::SharedCounter*>(contributions(cell) + ranks_);
+}
+
+core::SharedCounter* PieceAllreduce::pieces_done(SharedCell& cell) const {
+  return left(cell) + ranks_;
 }
 
 PieceAllreduce::Peers PieceAllreduce::take_spare_peers() {

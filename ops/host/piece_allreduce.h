@@ -9,7 +9,8 @@
 //
 // Memory that the other ranks can't reach is staged: its owner copies a piece into a ring of shared
 // memory, where it is summed like any other, and copies the sum out. Several pieces are in the ring
-// at a time, two at least. Each rank stages if its own memory needs it. As soon as one rank stages,
+// at a time: one for each rank if it has the room, so that all can sum at once, and at least two.
+// Each rank stages if its own memory needs it. As soon as one rank stages,
 // pieces are assigned in turn instead of claimed: a rank sums its own pieces directly in its memory
 // and stages only those that other ranks sum.
 //
@@ -43,8 +44,7 @@ class PieceAllreduce {
 
  private:
   class Running;
-  static constexpr uint64_t kCells = 8;   // allreduces in flight
-  static constexpr uint64_t kStaged = 8;  // pieces of one rank in staging memory, at most
+  static constexpr uint64_t kCells = 8;  // allreduces in flight
 
   // Written by its rank. The plain fields are written before `available` passes the cell's base.
   struct alignas(64) Contribution {
@@ -57,10 +57,9 @@ class PieceAllreduce {
   struct SharedCell {
     core::SharedCounter claimed;  // pieces over the life of the cell
     core::SharedCounter done;     // pieces over the life of the cell
-    core::SharedCounter
-        piece_done[kStaged];  // [piece % kStaged]: 1 + the last such piece that is summed
     // Contribution[ranks] follows, then core::SharedCounter[ranks]: how many allreduces of this
-    // cell each rank has finished.
+    // cell each rank has finished. Then core::SharedCounter[staged_max(ranks)], at
+    // [piece % staged_max(ranks)]: 1 + the last such piece that is summed.
   };
   // By rank, addresses in this process.
   struct Peers {
@@ -75,12 +74,15 @@ class PieceAllreduce {
     uint64_t uses = 0;
   };
 
+  // Pieces of one rank in staging memory, at most.
+  static uint64_t staged_max(int ranks);
   static size_t cell_bytes(int ranks);
   Peers take_spare_peers();
   void keep_spare(Peers peers);
   SharedCell& shared_cell(uint64_t index) const;
   Contribution* contributions(SharedCell& cell) const;
   core::SharedCounter* left(SharedCell& cell) const;
+  core::SharedCounter* pieces_done(SharedCell& cell) const;
 
   core::LocalGroup& group_;
   const int rank_;

@@ -41,18 +41,17 @@ std::string memory_text(const Communicator& world) {
   if (!group.available()) {
     return concat("MPI (no shared memory: ", group.unavailable_reason(), ")");
   }
-  if (!world.all_share_memory()) return "MPI (another host has no shared memory)";
+  if (!world.all_reach_their_hosts()) return "MPI (another host has no shared memory)";
   return group.reach() == core::Reach::ByName ? "shared memory (files in /dev/shm) and MPI"
                                               : "shared memory and MPI";
 }
 
-// One host without shared memory costs all ranks theirs, and only its own ranks know why. If no
-// host has two ranks, collectives go between hosts anyway.
+// One host without shared memory costs all ranks theirs, and only its own ranks know why. A host
+// with a single rank needs none.
 void warn_of_missing_memory(const core::Bootstrap& bootstrap, const std::string& host,
                             const Communicator& world) {
   const core::Topology& topology = bootstrap.topology();
-  // The same on all ranks.
-  if (topology.host_count() == topology.size || world.all_share_memory()) return;
+  if (world.all_reach_their_hosts()) return;  // the same on all ranks
   const core::LocalGroup& group = world.local_group();
   std::string mine;
   if (topology.local_rank == 0 && !group.available()) {

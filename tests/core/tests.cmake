@@ -13,6 +13,10 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
   target_sources(base_test PRIVATE core/base/plain_float_mode_test.cc
                                    support/float_control_aarch64.cc)
 endif()
+# As in a program that is built with -ffast-math: its options come before those of horon_target().
+horon_test(fast_math_test FILES core/base/fast_math_test.cc)
+get_target_property(options fast_math_test COMPILE_OPTIONS)
+set_target_properties(fast_math_test PROPERTIES COMPILE_OPTIONS "-ffast-math;${options}")
 # The test compares times; sanitizers slow copies down by checking both ranges first.
 if(NOT HORON_SANITIZE)
   horon_test(copy_speed_test FILES core/base/copy_speed_test.cc)
@@ -196,7 +200,7 @@ horon_optimize_tests(simulation_checks_test exploration_test)
 # simulation and the exploration.
 set(not_sanitized kept_heap_test simulation_checks_test exploration_test)
 horon_label_tests(not_sanitized ${not_sanitized})
-horon_without_threads(simulation_test transcript_test wire_format_test
+horon_without_threads(fast_math_test simulation_test transcript_test wire_format_test
                       wire_format_fuzz freeze_planner_test fusion_planner_test agreement_test
                       controller_test controller_gate_test entry_ids_test liveness_test
                       topology_test tuning_test)

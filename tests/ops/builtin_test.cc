@@ -30,7 +30,7 @@ class Builtin : public testing::Test {
     ASSERT_TRUE(parts_.local_group->available());
     world_.doorbell = &parts_.local_group->doorbell(world_.rank);
     parts_.area = parts_.local_group->area();
-    parts_.all_share_memory = true;
+    parts_.all_share_memory = parts_.all_reach_their_hosts = true;
     parts_.mpi = std::make_unique<MpiCommunicator>(bootstrap_);
   }
   // No rank unmaps memory that another one still uses.
@@ -156,7 +156,7 @@ TEST_F(Builtin, WhatIsRoundedBetweenHostsIsNotCut) {
 TEST_F(Builtin, SeveralHostsUseMpiIfOneOfThemHasNoSharedMemory) {
   parts_.topology = with_another_host(parts_.topology);
   parts_.members.push_back(world_.size);
-  parts_.all_share_memory = false;
+  parts_.all_share_memory = parts_.all_reach_their_hosts = false;
   EXPECT_EQ(chosen(CollectiveKind::Allreduce, "auto"), "mpi_allreduce");
   EXPECT_EQ(chosen(CollectiveKind::Broadcast, "auto"), "mpi_broadcast");
   EXPECT_EQ(chosen(CollectiveKind::Allgather, "auto"), "mpi_allgather");

@@ -20,6 +20,7 @@ std::string allreduce_between_hosts(const core::Config& config,
   parts.members.resize(3);
   std::iota(parts.members.begin(), parts.members.end(), 0);
   parts.local_group = core::LocalGroup::create_unavailable(0, 1, "a test");
+  parts.all_reach_their_hosts = true;
   parts.constants = constants;
   return explain_choices(Communicator(std::move(parts)), config).front();
 }

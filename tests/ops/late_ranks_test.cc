@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include "horon/core/base/all_ranks.h"
 #include "horon/core/base/text.h"
 #include "horon/core/host/mapped_group.h"
 #include "horon/ops/host/block_exchange.h"
@@ -71,7 +72,7 @@ class ObservedGroup final : public core::LocalGroup {
 
 float value(int rank, int64_t at) { return static_cast<float>(1000 * rank + at % 1000); }
 
-// One of two ranks, which the test steps by turns.
+// One of the ranks, which the test steps by turns.
 struct Rank {
   std::unique_ptr<ObservedGroup> group;
   std::unique_ptr<PieceAllreduce> allreduce;
@@ -95,22 +96,22 @@ struct Rank {
 };
 
 // Keeps no page of a block that is given back.
-std::vector<Rank> make_ranks(Among among) {
-  const size_t allreduce_bytes = PieceAllreduce::area_bytes(2);
-  const size_t area_bytes = allreduce_bytes + BlockExchange::area_bytes(2);
+std::vector<Rank> make_ranks(Among among, int size = 2) {
+  const size_t allreduce_bytes = PieceAllreduce::area_bytes(size);
+  const size_t area_bytes = allreduce_bytes + BlockExchange::area_bytes(size);
+  std::vector<Rank> ranks(static_cast<size_t>(size));
   const auto home = std::make_shared<core::SharedSegment>(
-      core::SharedSegment::create(2 * sizeof(core::Doorbell) + area_bytes));
+      core::SharedSegment::create(ranks.size() * sizeof(core::Doorbell) + area_bytes));
   std::vector<std::shared_ptr<core::SharedHeap>> heaps;
-  for (int rank = 0; rank < 2; ++rank) {
+  for (int rank = 0; rank < size; ++rank) {
     heaps.push_back(std::make_shared<core::SharedHeap>(0));
   }
-  std::vector<Rank> ranks(2);
-  for (size_t rank = 0; rank < 2; ++rank) {
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
     core::MappedGroup::Parts parts;
     parts.local_rank = static_cast<int>(rank);
-    parts.ranks = {0, 1};
+    parts.ranks = core::all_ranks(size);
     parts.home = home;
-    for (size_t other = 0; other < 2; ++other) {
+    for (size_t other = 0; other < ranks.size(); ++other) {
       core::MappedGroup::Peer& peer = parts.peers.emplace_back();
       peer.process_id = getpid();
       if (other == rank || among == Among::Threads) peer.heap = heaps[other];
@@ -248,6 +249,32 @@ TEST(SharedMemory, ALateRankThatStagesMapsNoMemoryOfOthers) {
   ranks[1].group->before_map = [] { ADD_FAILURE(); };
   EXPECT_EQ(test::error_of([&] { EXPECT_TRUE(ranks[1].step_until_done()); }), "no error");
   check_result(ranks[1], allreduce, kOnePiece);
+}
+
+// A ring holds a piece for each rank: once all have filled theirs, each sums its piece.
+TEST(SharedMemory, EachOfManyRanksThatStageSumsAtOnce) {
+  constexpr int kRanks = 12;
+  std::vector<Rank> ranks = make_ranks(Among::Threads, kRanks);
+  const int64_t piece = PieceAllreduce::piece_bytes(int64_t{1} << 30, kRanks);
+  const auto count = static_cast<size_t>(kRanks * piece) / sizeof(float);
+  std::vector<std::vector<float>> values(kRanks, std::vector<float>(count, 1));
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    core::Batch batch;
+    batch.count = static_cast<int64_t>(count);
+    batch.input = batch.output = reinterpret_cast<std::byte*>(values[rank].data());
+    batch.piece_bytes = piece;
+    ranks[rank].flight = ranks[rank].allreduce->start(std::move(batch));
+  }
+  for (Rank& rank : ranks) EXPECT_FALSE(rank.step_until_done());  // copies in
+  std::vector<bool> done;
+  for (Rank& rank : ranks) done.push_back(rank.step_until_done());  // sums
+  EXPECT_TRUE(done.back());                                         // so all have summed
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    EXPECT_TRUE(done[rank] || ranks[rank].step_until_done());
+  }
+  for (const std::vector<float>& got : values) {
+    EXPECT_EQ(got, std::vector<float>(count, kRanks));
+  }
 }
 
 }  // namespace

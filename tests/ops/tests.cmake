@@ -36,7 +36,8 @@ endif()
 
 horon_test(adasum_allreduce_test FILES ops/adasum/adasum_allreduce_test.cc)
 horon_test(shared_memory_threads_test
-           FILES ops/late_ranks_test.cc ops/shared_memory_threads_test.cc
+           FILES ops/kernel_reads_test.cc ops/late_ranks_test.cc
+                 ops/shared_memory_threads_test.cc
            LIBS horon_op_contract)
 # A sanitizer sees the same code on any number of ranks, so a few numbers are enough for it.
 set(shared_memory_ranks 1 2 3 4 5)

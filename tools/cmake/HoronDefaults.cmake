@@ -117,10 +117,13 @@ function(horon_system_includes source)
   endforeach()
 endfunction()
 
-# horon_target(NAME): warnings and sanitizers for the project's own code. Warnings are errors with
-# CMAKE_COMPILE_WARNING_AS_ERROR, as in continuous integration; a newer compiler elsewhere may warn
-# of correct code.
+# horon_target(NAME): floating point, warnings and sanitizers of the project's own code. Warnings
+# are errors with CMAKE_COMPILE_WARNING_AS_ERROR, as in continuous integration; a newer compiler
+# elsewhere may warn of correct code.
 function(horon_target name)
+  # A program may be built with -ffast-math. Horon would then take no number for a NaN, and take the
+  # steps that it should skip; and sums would have other bits with each instruction set.
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fno-fast-math>)
   target_compile_options(${name} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # g++ 12 wrongly warns of overlapping copies in std::string's operator+ (GCC bug 105651).

@@ -68,6 +68,22 @@ TEST(ProcessMemory, PagesOfADeviceAreOutOfReach) {
   EXPECT_TRUE(is_reachable(page, 0));
 }
 
+// More ranges than one call takes; the last one is not there.
+TEST(ProcessMemory, AsksForManyRangesAtOnce) {
+  const std::vector<std::byte> own(64);
+  const auto* const nothing = reinterpret_cast<const std::byte*>(64);
+  std::vector<std::span<const std::byte>> ranges;
+  EXPECT_TRUE(are_reachable(ranges));
+  for (size_t count : {1, 255, 256, 257, 700}) {
+    ranges.assign(count, own);
+    EXPECT_TRUE(are_reachable(ranges)) << count;
+    ranges.back() = {nothing, 64};
+    EXPECT_FALSE(are_reachable(ranges)) << count;
+    ranges.back() = {nothing, 0};
+    EXPECT_TRUE(are_reachable(ranges)) << count;
+  }
+}
+
 TEST(ProcessProbe, SeesAnotherProcessOfTheSameNumber) {
   const ProcessProbe mine(2);
   const ProcessProbe peer(2);

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -129,6 +131,35 @@ TEST_F(Communicators, HaveOpsOfOneKind) {
   };
   EXPECT_EQ(name_in(*local), "shm_allreduce");
   EXPECT_EQ(name_in(*world_), world_->topology().one_host() ? "shm_allreduce" : "hier_allreduce");
+}
+
+// A member that is alone on its host has nobody there to share memory with.
+TEST_F(Communicators, NeedNoMemoryWhereOneMemberIsAlone) {
+  const core::Topology& topology = bootstrap_.topology();
+  if (topology.one_host()) GTEST_SKIP() << "for several hosts";
+  const core::Config config;
+  CommunicatorMaker::Options options;
+  options.area_bytes = [&](const core::Topology& of) { return builtin_area_bytes(of, config); };
+  options.shared_memory = topology.local_size > 1;
+  const CommunicatorMaker maker(library_, bootstrap_, options);
+  const auto world = maker.make_world(0);
+  const auto set = maker.make(*world, bootstrap_, {"a test", ++id_, world->members()});
+  for (const Communicator* communicator : {world.get(), set.get()}) {
+    EXPECT_EQ(communicator->local_group().available(), topology.local_size > 1);
+    EXPECT_EQ(make_gate(*communicator, config), nullptr);  // it needs memory on each rank
+    const core::Executor::Parts parts = make_execution(*communicator, config, nullptr);
+    core::CollectiveOp& op = parts.ops->select({.count = 50'000});
+    EXPECT_EQ(op.name(), "hier_allreduce");
+    std::vector<float> values(50'000, 1);
+    core::Batch batch;
+    batch.count = static_cast<int64_t>(values.size());
+    batch.input = batch.output = reinterpret_cast<std::byte*>(values.data());
+    const auto flight = op.start(std::move(batch));
+    while (flight->step() != core::Progress::Done) {
+    }
+    EXPECT_EQ(values, std::vector<float>(values.size(), static_cast<float>(topology.size)));
+    MPI_Barrier(MPI_COMM_WORLD);  // no rank unmaps memory that another one still uses
+  }
 }
 
 }  // namespace

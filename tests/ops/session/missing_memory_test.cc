@@ -108,6 +108,13 @@ TEST(MissingMemory, OfEachHostIsNamedInOneWarning) {
   }
 }
 
+TEST(MissingMemory, IsNoNewsOfARankThatIsAloneOnItsHost) {
+  if (!has_several_hosts()) GTEST_SKIP() << "for several hosts";
+  const bool alone = test_rank() == 0;
+  const std::string text = said_by_a_job(alone ? Refused::MemoryAndFiles : Refused::Nothing);
+  EXPECT_THAT(text, Not(HasSubstr("warning")));
+}
+
 TEST(MissingMemory, IsNoNewsWhereTheUserHasChosenMpi) {
   const std::string text =
       said_by_a_job(Refused::MemoryAndFiles, {.set = {{"HORON_SHARED_MEMORY", "0"}}});
