@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <unistd.h>
 
 #include <gtest/gtest.h>
 #include <mpi.h>
@@ -189,13 +190,15 @@ int agree(int failed) {
   return any;
 }
 
-// Open MPI waits 2 s for mpirun to hear that this process is done with it. A busy mpirun that hears
-// of it later, and of the end of the process first, takes that for a failure.
-void finalize() {
-  const auto begin = std::chrono::steady_clock::now();
-  MPI_Finalize();
-  if (std::chrono::steady_clock::now() - begin < std::chrono::seconds(1)) return;
-  std::this_thread::sleep_for(std::chrono::seconds(5));
+// A test that calls exit(0) would end its rank as if all tests had passed.
+bool all_tests_are_over = false;
+void refuse_early_exit() {
+  static const pid_t process = getpid();  // not a child that a test has forked
+  std::atexit([] {
+    if (all_tests_are_over || getpid() != process) return;
+    std::fputs("exit() was called before the last test was over\n", stderr);
+    std::_Exit(1);
+  });
 }
 
 }  // namespace
@@ -220,6 +223,7 @@ int main(int argc, char** argv) {
       return 2;
     }
   }
+  refuse_early_exit();
   auto* const watchdog = new Watchdog(watchdog_limit());
   testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
   listeners.Append(watchdog);
@@ -231,6 +235,7 @@ int main(int argc, char** argv) {
   }
   set_printers(starts_mpi && known_rank == 0);
   const int failed = RUN_ALL_TESTS();
+  all_tests_are_over = true;
   look_at_mpi();
   if (!starts_mpi && known_rank <= 0) {
     const testing::UnitTest& tests = *testing::UnitTest::GetInstance();
@@ -239,7 +244,7 @@ int main(int argc, char** argv) {
                 tests.failed_test_count());
   }
   const int verdict = agree(failed);
-  if (starts_mpi) finalize();
+  if (starts_mpi) MPI_Finalize();
   delete listeners.Release(watchdog);
   return verdict;
 }

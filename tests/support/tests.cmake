@@ -26,10 +26,14 @@ add_test(NAME mpi_main_test.file_and_filter
                  "no tests of a file mpi_main_test.cc that --gtest_filter takes"
                  $<TARGET_FILE:mpi_main_test> --file=mpi_main_test --gtest_filter=-MpiMain.*)
 horon_limit_test(mpi_main_test.file_and_filter)
+# mpirun takes no rank that ends with 0 for a failure.
+horon_mpirun_test(mpi_main_test.unheard_end mpi_main_test 2
+                  ARGS --gtest_also_run_disabled_tests --gtest_filter=MpiMain.DISABLED_EndsUnheard)
 horon_mpirun_test(mpi_main_test.file mpi_main_test 2 ARGS --file=mpi_main_test)
 
 mpi_main_case(failure_is_named FailsOnTheLastRank "[rank 2] as it should")
 mpi_main_case(first_rank_tells FailsOnTheLastRank "[  FAILED  ] on another rank")
+mpi_main_case(exit_is_told Exits "exit() was called before the last test was over")
 mpi_main_case(hang_is_named HangsOnAllRanks
               "[rank 2] watchdog: not done after 40 s, at: MpiMain.DISABLED_HangsOnAllRanks"
               --watchdog-s=40)

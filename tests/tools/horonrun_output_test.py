@@ -344,4 +344,4 @@ class AtATerminal(unittest.TestCase):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
-    unittest.main()
+    unittest.main(verbosity=2)

@@ -79,6 +79,8 @@ TORCH_HEADER = re.compile(r'#include\s*[<"](torch|ATen|c10|caffe2)/')
 MPI_HEADER = re.compile(r'#include\s*[<"]mpi\.h')
 HIDES_TORCH = re.compile(r"\bnamespace\s+horon(::torch\b|\s*\{.*\bnamespace\s+torch\b)",
                          re.S)
+# Tests run beside each other: a file of this folder bears the number of the process that makes it.
+TEMPORARY = re.compile(r"\b(TempDir|temp_directory_path)\(\)")
 # Names of the environment in which the code was written mean nothing to its readers.
 FOREIGN_WORDS = re.compile(r"/work/|/tmp/horon|shared/anchors|\bTODO\b|\bFIXME\b|\bXXX\b")
 # These name what is forbidden.
@@ -176,6 +178,15 @@ def check_content(name, text, report):
         report("guard", name, "has no #pragma once")
     for begin, length in long_functions(text):
         report("function", name, f"line {begin}: {length} lines, {FUNCTION_LINES_MAX} allowed")
+
+
+def check_temporary_files(name, text, report):
+    """The number stands in the line itself, in one of the two in front, or in the next."""
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        near = "\n".join(lines[max(0, number - 2):number + 2])
+        if TEMPORARY.search(line) and not re.search(r"\b(getpid|mkdtemp)\b|_XXXXXX\b", near):
+            report("temporary", name, f"line {number + 1}: a name without the process's number")
 
 
 def check_size(name, text, report):
@@ -305,6 +316,7 @@ def find_breaches(root):
         if is_source(name):
             check_layers(name, text, report)
             check_content(name, text, report)
+            check_temporary_files(name, text, report)
     lists = [text for name, text in texts.items() if name.endswith(("CMakeLists.txt", ".cmake"))]
     check_own_headers(texts, report)
     check_functions_of_libtorch(texts, report)

@@ -59,6 +59,13 @@ class HouseRules(unittest.TestCase):
         self.check("torch_bindings/a.cc", "namespace horon::torch {}\n", "namespace")
         self.check("torch_bindings/a.cc", "namespace horon {\nnamespace torch {}\n}\n", "namespace")
 
+    def test_temporary_files(self):
+        self.check("tests/a.cc", 'auto path = testing::TempDir() + "name";\n', "temporary")
+        self.check("tests/a.cc", 'auto path =\n    temp_directory_path() / "name";\n', "temporary")
+        self.check("tests/a.cc", "auto path = TempDir();\n\nauto pid = getpid();\n", "temporary")
+        self.check("tests/a.cc", "auto path = TempDir() +\n            std::to_string(getpid());\n")
+        self.check("tests/a.cc", "auto name = getpid();\nauto path = TempDir() + name;\n")
+
     def test_sizes(self):
         self.check("ops/a.cc", "int x;\n" * 400)
         self.check("ops/a.cc", "int x;\n" * 401, "file")

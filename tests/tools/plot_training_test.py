@@ -128,4 +128,4 @@ class PlotTraining(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    unittest.main(verbosity=2)

@@ -9,6 +9,7 @@
 #include <ATen/ATen.h>
 #include <mpi.h>
 
+#include "horon/tests/torch_bindings/exit_programs/end_of_mpi.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/session.h"
 
@@ -107,6 +108,7 @@ int run(const std::string& mode) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  horon::testing_support::require_end_of_mpi();
   const std::string mode = argc > 1 ? argv[1] : "";
   if (mode == "mpi_finalize_atexit") {
     std::atexit([] { MPI_Finalize(); });

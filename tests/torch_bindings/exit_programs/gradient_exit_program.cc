@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "horon/core/base/error.h"
+#include "horon/tests/torch_bindings/exit_programs/end_of_mpi.h"
 #include "horon/torch_bindings/gradients/gradient_reducer.h"
 #include "horon/torch_bindings/session.h"
 
@@ -119,6 +120,7 @@ int run(const std::string& mode) {
 }  // namespace
 
 int main(int, char** argv) {
+  horon::testing_support::require_end_of_mpi();
   try {
     return run(argv[1]);
   } catch (const std::exception& error) {

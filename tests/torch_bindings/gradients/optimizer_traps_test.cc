@@ -3,6 +3,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <unistd.h>
 
 #include <torch/torch.h>
 
@@ -355,10 +356,9 @@ std::string content(const std::string& path) {
 // The last test: it ends the session, and starts others.
 TEST(OptimizerAndSession, TimelineAndShutdown) {
   shutdown();
-  const std::string path = testing::TempDir() + "horon_optimizer_{rank}.json";
-  init({.set = {{"HORON_TIMELINE", path}}});
-  const std::string own =
-      testing::TempDir() + "horon_optimizer_" + std::to_string(rank()) + ".json";
+  const std::string path = testing::TempDir() + "horon_optimizer_" + std::to_string(getpid());
+  init({.set = {{"HORON_TIMELINE", path + "_{rank}.json"}}});
+  const std::string own = path + "_" + std::to_string(rank()) + ".json";
   {
     Pair pair;
     auto optimizer = sgd(pair, {.name = "traced", .wait_in = WaitIn::Step});

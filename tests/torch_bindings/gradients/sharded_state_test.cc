@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <string>
 #include <type_traits>
+#include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
@@ -9,6 +10,7 @@
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/torch_bindings/gradients/sharded_support.h"
 #include "horon/torch_bindings/checkpoint/checkpoints.h"
+#include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/guards/rank_zero.h"
 #include "horon/torch_bindings/lr/lamb.h"
 #include "horon/torch_bindings/lr/lars.h"
@@ -75,9 +77,9 @@ TEST(ShardedState, EveryOptimizerTakesTheSameSteps) {
 // Another optimizer goes on from the checkpoint: on as many ranks, and, since the file holds all
 // state, without shards.
 TEST(ShardedState, CheckpointsHoldAllOfIt) {
-  const std::string folder = testing::TempDir() + "/state_shards_checkpoints";
-  if (is_rank_zero()) std::filesystem::remove_all(folder);
-  barrier();
+  const std::string name = "horon_sharded_state_" + std::to_string(getpid());
+  const std::string folder =
+      broadcast_bytes((std::filesystem::temp_directory_path() / name).string());
   Net expected = make_net(at::kFloat);
   DistributedOptimizer reference(optim::Adam(expected->parameters(), 1e-2), *expected, whole());
   train_steps(expected, reference, 0, 6);
@@ -103,6 +105,8 @@ TEST(ShardedState, CheckpointsHoldAllOfIt) {
     train_steps(net, optimizer, 3, 6);
     expect_same_bits(net, expected);
   }
+  barrier();
+  if (is_rank_zero()) std::filesystem::remove_all(folder);
 }
 
 TEST(ShardedState, AreBroadcast) {

@@ -144,7 +144,9 @@ TEST(GpuModules, TheLatestOfNumbersAndTensorsIsLogged) {
   logger.log("number", 2, {.reduce = Reduce::First});
   logger.log("tensor", 1, {.reduce = Reduce::First});
   logger.log("tensor", at::full({}, 2, options), {.reduce = Reduce::First});
-  for (const auto& [name, value] : logger.flush(1).values) EXPECT_EQ(value, 2) << name;
+  const auto values = logger.flush(1).values;
+  ASSERT_EQ(values.size(), 2U);
+  for (const auto& [name, value] : values) EXPECT_EQ(value, 2) << name;
 }
 
 struct NetImpl : nn::Module {

@@ -48,6 +48,20 @@ def set_timeout():
     return dist.ProcessGroup.set_timeout
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Says as gtest's main which functions have run and which not, for tests/tools/never_run.py."""
+    if hvd.rank() != 0:
+        return
+    stats = terminalreporter.stats
+    run = {report.nodeid.split("[")[0] for report in stats.get("passed", [])}
+    reasons = {report.nodeid.split("[")[0]: report.longrepr[2].removeprefix("Skipped: ")
+               for report in stats.get("skipped", [])}
+    for function, reason in reasons.items():
+        if function not in run:
+            print(f"[  SKIPPED ] {function} (0 ms): {reason}")
+    print("".join(f"[       OK ] {function} (0 ms)\n" for function in sorted(run)), end="")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report):
     # The first failure ends the job, before the others wait for this rank.

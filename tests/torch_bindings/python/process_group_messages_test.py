@@ -271,14 +271,14 @@ def test_a_future_that_is_late_holds_up_no_other(rank, size, set_timeout):
     """Each has the time of the group from its call on, and one that can end does."""
     group = dist.new_group()
     if rank == 1:
-        set_timeout(group, datetime.timedelta(milliseconds=600))
+        set_timeout(group, datetime.timedelta(seconds=2))
         begin = time.monotonic()
         late = [dist.irecv(torch.zeros(1), 0, group=group, tag=tag).get_future()
                 for tag in (1, 2, 3)]
         for future in late:
-            with pytest.raises(RuntimeError, match="has not come within 0.6 s"):
+            with pytest.raises(RuntimeError, match="has not come within 2 s"):
                 future.wait()
-        assert time.monotonic() - begin < 3 * 0.6  # not one behind the other
+        assert time.monotonic() - begin < 3 * 2  # not one behind the other
     hvd.barrier()
     if rank == 0:
         for tag in (1, 2, 3):
@@ -289,17 +289,17 @@ def test_a_future_that_is_late_holds_up_no_other(rank, size, set_timeout):
 
 def test_the_timeout_of_a_message_begins_with_the_wait(rank, size):
     """A receive may be posted at the start of a program, for a message that comes at its end."""
-    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    group = dist.new_group(timeout=datetime.timedelta(seconds=5))
     if rank == 1:
         x = torch.zeros(1)
         work = dist.irecv(x, 0, group=group)
-        time.sleep(2.2)
+        time.sleep(5.2)
         work.wait()
         assert x[0] == 3
-        with pytest.raises(RuntimeError, match="has not come within 2 s"):
+        with pytest.raises(RuntimeError, match="has not come within 5 s"):
             dist.irecv(x, 0, group=group, tag=1).wait()
     if rank == 0:
-        time.sleep(2.5)
+        time.sleep(5.5)
         dist.send(torch.full((1,), 3.0), 1, group=group)
     hvd.barrier()
     if rank == 0:

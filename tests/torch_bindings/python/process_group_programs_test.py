@@ -177,4 +177,4 @@ class Programs(unittest.TestCase):
 
 if __name__ == "__main__":
     programs_test.LAUNCHER = sys.argv.pop(1)
-    unittest.main()
+    unittest.main(verbosity=2)

@@ -270,4 +270,4 @@ class Programs(unittest.TestCase):
 
 if __name__ == "__main__":
     LAUNCHER = sys.argv.pop(1)
-    unittest.main()
+    unittest.main(verbosity=2)
