@@ -49,8 +49,13 @@ void require_same(const Bootstrap& bootstrap, const std::string& what, const std
 }
 
 void agree(const Bootstrap& bootstrap, const std::optional<Error>& fault) {
-  const std::vector<std::string> said =
-      bootstrap.allgather(Bootstrap::Among::Job, fault_bytes(fault));
+  std::vector<std::string> said;
+  try {
+    said = bootstrap.allgather(Bootstrap::Among::Job, fault_bytes(fault));
+  } catch (...) {
+    if (fault) throw Error(*fault);  // it came first, and may be the reason
+    throw;
+  }
   const std::optional<FirstFault> first = first_fault(said);
   if (!first) return;
   if (first->members.size() == said.size()) throw first->error;

@@ -27,8 +27,9 @@ class Bootstrap {
   virtual ~Bootstrap() = default;
   virtual const Topology& topology() const = 0;
   // The bytes of each rank, in order of rank (or of local rank); lengths may differ. A rank that
-  // does not take part has an empty string. Throws Error(OperationFailed), or Error(Limit) on every
-  // rank if the bytes of all ranks together are too many.
+  // does not take part has an empty string. Throws Error(Limit) on every
+  // rank if the bytes of all ranks together are too many; Error(Stall) where a rank gives up
+  // waiting for others, and from then on at once; Error(OperationFailed).
   virtual std::vector<std::string> allgather(Among among, std::string_view mine) const = 0;
 
  protected:
@@ -62,11 +63,13 @@ void require_same(const Bootstrap& bootstrap, const std::string& what, const std
 // Each rank says how a step went that can fail on one rank alone: `fault`, or nothing. If any rank
 // has a fault, every rank throws that of the lowest such rank. Its text names the ranks that have
 // the same fault: "... (on rank 3)". If that is all ranks, none is named.
-// Collective over the job.
+// Collective over the job. If the allgather fails, throws this rank's own fault, or else that
+// error.
 void agree(const Bootstrap& bootstrap, const std::optional<Error>& fault);
 
 // Runs `step` on every rank, then agree()s on how it went: an exception of one rank is an Error on
-// all of them. If `step` is itself collective, it must not throw before its last collective call.
+// all of them. If `step` is itself collective, it must not throw before its last collective call,
+// unless that call is an allgather() that fails.
 void run_on_all(const Bootstrap& bootstrap, const std::function<void()>& step);
 
 }  // namespace horon::core

@@ -147,6 +147,9 @@ void MpiBootstrap::wait_for_others(MPI_Comm communicator) const {
 
 std::vector<std::string> MpiBootstrap::allgather_over(MPI_Comm communicator,
                                                       std::string_view mine) const {
+  if (library_.abandoned()) {  // the others can't meet this rank any more
+    throw Error(ErrorCode::Stall, "this rank has given up waiting for others in horon::init()");
+  }
   wait_for_others(communicator);
   int size = 0;
   check_mpi(MPI_Comm_size(communicator, &size), "MPI_Comm_size");

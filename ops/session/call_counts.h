@@ -1,4 +1,5 @@
-// Counts calls and objects without a name; the count becomes part of the name.
+// Counts calls and objects without a name; the count becomes part of the name. Also keeps the
+// join() and the barrier() whose wait was interrupted, without which the counts would not hold.
 #pragma once
 
 #include <cstdint>

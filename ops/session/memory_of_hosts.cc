@@ -38,7 +38,9 @@ std::string list_hosts(const core::Topology& topology, const std::vector<std::st
 
 std::string memory_text(const Communicator& world) {
   const core::LocalGroup& group = world.local_group();
-  if (!group.available()) {
+  const core::Topology& topology = world.topology();
+  const bool one_rank_each = topology.size == topology.host_count();
+  if (!group.available() && (one_rank_each || !world.all_reach_their_hosts())) {
     return concat("MPI (no shared memory: ", group.unavailable_reason(), ")");
   }
   if (!world.all_reach_their_hosts()) return "MPI (another host has no shared memory)";
@@ -54,7 +56,7 @@ void warn_of_missing_memory(const core::Bootstrap& bootstrap, const std::string&
   if (world.all_reach_their_hosts()) return;  // the same on all ranks
   const core::LocalGroup& group = world.local_group();
   std::string mine;
-  if (topology.local_rank == 0 && !group.available()) {
+  if (topology.local_rank == 0 && topology.local_size > 1 && !group.available()) {
     mine = concat(host, "\n", group.unavailable_reason());
   }
   const auto reasons = bootstrap.allgather(core::Bootstrap::Among::Job, mine);

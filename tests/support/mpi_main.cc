@@ -190,7 +190,7 @@ int agree(int failed) {
   return any;
 }
 
-// A test that calls exit(0) would end its rank as if all tests had passed.
+// A test that calls exit(0) would end its rank as if all tests had passed. (_exit() is not seen.)
 bool all_tests_are_over = false;
 void refuse_early_exit() {
   static const pid_t process = getpid();  // not a child that a test has forked

@@ -44,7 +44,8 @@ BEGIN = re.compile(r"^\d+/\d+ Testing: (?P<run>\S+)$")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 END_OF_A_TEST = re.compile(
     r"\[ +(?P<end>OK|FAILED|SKIPPED) +\] (?P<test>\S+?)(, where .*)? \(\d+ ms\)(: (?P<why>.*))?")
-OF_UNITTEST = re.compile(r"^(test_\w+|setUpClass) \((?P<test>[\w.]+)\)")
+# Before Python 3.11 the class alone stands in parentheses.
+OF_UNITTEST = re.compile(r"^(?P<name>test_\w+|setUpClass) \((?P<of>[\w.]+)\)")
 SKIPPED_BY_UNITTEST = re.compile(r"\.\.\. skipped (?P<quote>['\"])(?P<why>.*)(?P=quote)$")
 
 
@@ -74,7 +75,8 @@ def skipped_everywhere(lines):
                 run_somewhere.add(key)
             reason = ""
         elif begin := OF_UNITTEST.match(line):
-            test = begin["test"]
+            name, of = begin["name"], begin["of"]
+            test = of if of.endswith(f".{name}") else f"{of}.{name}"
         if end := SKIPPED_BY_UNITTEST.search(line):
             skipped[program, test] = end["why"]
     return [(*key, why) for key, why in skipped.items() if key not in run_somewhere]

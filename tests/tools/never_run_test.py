@@ -10,8 +10,8 @@ import never_run
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 SKIP = re.compile(r"GTEST_SKIP\(\) << ([^;]*);")
 # These are skipped in some runs of their program only: with too few ranks, or without a device.
-OTHER_RUNS = re.compile(r"\b\w*size\b|\bone_host\b|\blast == 0|\buses_nccl\b|\bdevice_reduces\b"
-                        r"|\bfolder == nullptr")
+OTHER_RUNS = re.compile(r"\b\w*size\b|\bone_host\b|\bhas_several_hosts\b|\blast == 0|\buses_nccl\b"
+                        r"|\bdevice_reduces\b|\bfolder == nullptr")
 
 LOG = """\
 1/3 Testing: room.np1
@@ -43,7 +43,7 @@ PYTHON_LOG = """\
 test_one (__main__.Programs.test_one) ... ok
 test_two (__main__.Programs.test_two)
 What it is about. ... skipped "it's not there"
-test_three (__main__.Programs.test_three) ... skipped 'nor this'
+test_three (__main__.Programs) ... skipped 'nor this'
 """
 
 

@@ -21,7 +21,8 @@ BUILD, TORCH_ROOT = (sys.argv + ["build", ""])[1:3]
 del sys.argv[1:3]  # the rest is for unittest: names of tests
 # The machine's own choice of a LibTorch must not decide these tests.
 CLEAN = {name: value for name, value in os.environ.items()
-         if name not in ("Torch_DIR", "Torch_ROOT", "CMAKE_PREFIX_PATH")}
+         if name not in ("Torch_DIR", "Torch_ROOT", "CMAKE_PREFIX_PATH", "CUDAToolkit_ROOT",
+                         "CUDA_PATH")}
 
 
 def call(*command, **variables):
@@ -144,6 +145,8 @@ class Package(unittest.TestCase):
             "include(${CMAKE_ROOT}/Modules/FindCUDAToolkit.cmake)\n")
         told = self.build("debian", f"-DCMAKE_MODULE_PATH={self.folder}/modules",
                           "-DHORON_COMPONENTS=COMPONENTS;core")
+        if "looks for CUDA" not in told:
+            self.skipTest("this build has no CUDA")
         self.assertNotIn("looks for CUDA in ''", told)  # but where Horon's build has found it
 
     def test_as_a_part_of_another_build(self):

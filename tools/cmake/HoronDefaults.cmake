@@ -122,8 +122,11 @@ endfunction()
 # elsewhere may warn of correct code.
 function(horon_target name)
   # A program may be built with -ffast-math. Horon would then take no number for a NaN, and take the
-  # steps that it should skip; and sums would have other bits with each instruction set.
-  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fno-fast-math>)
+  # steps that it should skip; and sums would have other bits with each instruction set. Clang warns
+  # where -fno-fast-math alone takes -ffp-contract back, and is told its default.
+  target_compile_options(${name} PRIVATE
+                         $<$<COMPILE_LANG_AND_ID:CXX,Clang,AppleClang,IntelLLVM>:-ffp-contract=on>
+                         $<$<COMPILE_LANGUAGE:CXX>:-fno-fast-math>)
   target_compile_options(${name} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # g++ 12 wrongly warns of overlapping copies in std::string's operator+ (GCC bug 105651).

@@ -115,7 +115,7 @@ class Checkpoints {
   // DistributedOptimizer, at any step; others as their save() and load() do it. One whose state
   // differs between ranks (an AdasumOptimizer; one beside a LocalSgd) is for add_of_rank(): add()
   // or save() throws Error(InvalidArgument). For that each rank reads its state in save(), if the
-  // optimizer is of a type named here and in no DistributedOptimizer.
+  // optimizer is of a type named here and not itself a DistributedOptimizer.
   Checkpoints& add(const std::string& name, torch::optim::Optimizer& optimizer);
   // Anything with save(torch::serialize::OutputArchive&) const and
   // load(torch::serialize::InputArchive&) that is alike on all ranks: a schedule, a loss scale.

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <utility>
 
+#include <ATen/Version.h>
 #include <torch/optim/optimizer.h>
 
 #include "horon/core/base/error.h"
@@ -57,8 +58,13 @@ c10::IValue things_in(const c10::IValue& state, bool with_random) {
   return things;
 }
 
-// The device's type and what stands for the state, of which ranks with and without a GPU round
-// differently. Empty: there is none to lose, or none that is known.
+// Where it was computed: ranks elsewhere may round differently.
+std::string place_of(torch::optim::Optimizer& optimizer) {
+  const c10::DeviceType type = device_of_parameters(optimizer).type();
+  return core::concat(c10::DeviceTypeName(type), " ", at::get_cpu_capability());
+}
+
+// The place and what stands for the state. Empty: there is none to lose, or none that is known.
 std::pair<std::string, std::string> state_summary(torch::optim::Optimizer& optimizer) {
   if (!is_known_optimizer(optimizer) || std::as_const(optimizer).state().empty()) return {};
   const PlainMode plain;
@@ -70,7 +76,7 @@ std::pair<std::string, std::string> state_summary(torch::optim::Optimizer& optim
     const at::Tensor rows = is_readable ? tensor : host_copy(tensor);
     all.add(rows.const_data_ptr(), rows.nbytes());
   }
-  return {c10::DeviceTypeName(device_of_parameters(optimizer).type()), std::to_string(all.value())};
+  return {place_of(optimizer), std::to_string(all.value())};
 }
 
 }  // namespace
@@ -83,12 +89,12 @@ void require_same_state(const std::string& name, torch::optim::Optimizer& optimi
   const auto gather = [&](const std::string& text) {
     return allgather_bytes(text, {.name = "checkpoint.state", .process_set = set});
   };
-  const std::vector<std::string> devices = gather(own.first), states = gather(own.second);
+  const std::vector<std::string> places = gather(own.first), states = gather(own.second);
   if (failures.first()) throw Error(*failures.first());
   const std::vector<int> ranks = set.ranks();
   std::vector<int> others;
   for (size_t r = 1; r < states.size(); ++r) {
-    const bool comparable = states[0].empty() || devices[r] == devices[0];
+    const bool comparable = states[0].empty() || places[r] == places[0];
     if (comparable && !states[r].empty() && states[r] != states[0]) others.push_back(ranks[r]);
   }
   if (others.empty()) return;

@@ -1,5 +1,6 @@
 // What each rank has of its own although the model is alike: random numbers, and buffers that each
-// rank changes by itself (running means of its batches). What an optimizer has so is refused.
+// rank changes by itself (running means of its batches). What LibTorch's optimizers have so is
+// refused.
 #pragma once
 
 #include <string>
@@ -18,8 +19,9 @@ std::string buffer_fingerprints(const NamedParts& parts);
 c10::IValue differing_buffers(const NamedParts& parts, const std::string& fingerprints_of_root);
 
 // Throws Error(InvalidArgument) on all ranks of the set if the optimizer's state on some is not the
-// writer's, which alone is saved. Ranks without state don't count; nor do optimizers that write an
-// archive, whose bytes may differ. Collective.
+// writer's, which alone is saved. Ranks without state don't count, nor those on another kind of
+// device or of CPU than the writer's; nor do optimizers that write an archive, whose bytes may
+// differ. Collective.
 void require_same_state(const std::string& name, torch::optim::Optimizer& optimizer,
                         const ProcessSet& set);
 

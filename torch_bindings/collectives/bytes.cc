@@ -1,7 +1,9 @@
 #include "horon/torch_bindings/collectives/bytes.h"
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <numeric>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -102,12 +104,12 @@ std::string scatter_bytes(const std::vector<std::string>& parts, const ObjectOpt
         core::concat("\"", call.name, "\": the root, rank ", options.root, ", gave ", parts.size(),
                      " parts for ", set.size(), " ranks; give one for each rank, in rank order"));
   }
-  std::string all;
-  for (const std::string& part : parts) {
-    all += part;
-    call.splits.push_back(std::ssize(part));
-  }
-  return to_text(scatter(to_tensor(all, call.name, set), call));
+  for (const std::string& part : parts) call.splits.push_back(std::ssize(part));
+  const auto bytes = std::accumulate(call.splits.begin(), call.splits.end(), int64_t{0});
+  at::Tensor all = room_for(bytes, call.name, set);
+  auto* place = static_cast<char*>(all.mutable_data_ptr());
+  for (const std::string& part : parts) place = std::copy(part.begin(), part.end(), place);
+  return to_text(scatter(all, call));
 }
 
 }  // namespace horon

@@ -22,13 +22,15 @@ namespace {
 
 using core::concat;
 
+// Not begun yet. What is wrong with it is for the caller to refuse, under both names.
 std::shared_ptr<PendingCollective> gather(const std::string& name, const ProcessSet& set,
                                           const at::Tensor& rows, const std::string& remark) {
   const auto pending =
       std::make_shared<PendingCollective>(CollectiveKind::Allgather, "sparse_allreduce", name, set);
   pending->remark = remark;
+  pending->concerns_others = false;
   pending->add_rows(rows);
-  pending->submit(pending);
+  pending->concerns_others = true;
   return pending;
 }
 
@@ -81,8 +83,8 @@ SparseReduction::SparseReduction(const std::string& name, const ProcessSet& set,
                                  const at::Tensor& like, at::Tensor mine, int64_t sparse_dim,
                                  const std::string& remark)
     : sizes_(like.sizes().vec()) {
-  at::Tensor indices, values;
   try {
+    at::Tensor indices, values;
     if (mine.defined() && mine.sparse_dim() != sparse_dim) {
       mine = mine.to_dense().to_sparse(sparse_dim).coalesce();
     }
@@ -96,11 +98,12 @@ SparseReduction::SparseReduction(const std::string& name, const ProcessSet& set,
       shape.insert(shape.begin(), 0);
       values = at::empty(shape, dense);
     }
+    indices_ = gather(concat(name, kIndices), set, indices, remark);
+    values_ = gather(concat(name, kValues), set, values, remark);
   } catch (...) {  // LibTorch has no memory, say
     refuse_sparse_allreduce(name, set, core::current_error());
   }
-  indices_ = gather(concat(name, kIndices), set, indices, remark);
-  values_ = gather(concat(name, kValues), set, values, remark);
+  for (const auto& pending : {indices_, values_}) pending->submit(pending);
 }
 
 bool SparseReduction::finished() const {

@@ -133,7 +133,7 @@ class AwaitedTask {
  public:
   AwaitedTask(Link link, int64_t task) : link_(std::move(link)), task_(task) {}
   ~AwaitedTask() {
-    if (ended_ && !is_inner_) return;
+    if (!is_queued_ || (ended_ && !is_inner_)) return;
     // This may be a thread of the engine, a little after backward() has thrown.
     const std::lock_guard lock(link_->gives_up);
     BackwardListener* const listener = link_->listener;
@@ -153,6 +153,9 @@ class AwaitedTask {
   AwaitedTask(const AwaitedTask&) = delete;
   AwaitedTask& operator=(const AwaitedTask&) = delete;
 
+  // Until then nobody awaits the task: the caller may hold the listener's lock.
+  void note_queued() { is_queued_ = true; }
+
   void end() {
     BackwardListener* const listener = link_->listener;
     if (std::exchange(ended_, true) || listener == nullptr) return;
@@ -170,6 +173,7 @@ class AwaitedTask {
  private:
   Link link_;
   int64_t task_;
+  bool is_queued_ = false;
   bool ended_ = false;
   bool is_inner_ = false;  // has ended within another task, which counts from then on
 };
@@ -188,7 +192,9 @@ BackwardEnds::~BackwardEnds() {
 int64_t BackwardEnds::current_task() { return autograd::get_current_graph_task_id(); }
 
 void BackwardEnds::await_current_task() {
-  queue([task = std::make_shared<AwaitedTask>(link_, current_task())] { task->end(); });
+  const auto task = std::make_shared<AwaitedTask>(link_, current_task());
+  queue([task] { task->end(); });
+  task->note_queued();
 }
 
 bool accumulation_will_follow() {

@@ -155,7 +155,7 @@ template <class Self>
 class OptimizerCalls : public ScaledSteps {
  public:
   // Reduces what backward() has not reduced: all of it with WaitIn::Step. Collective.
-  void synchronize() override { steps_->synchronize(self().param_groups()); }
+  void synchronize() { steps_->synchronize(self().param_groups()); }
 
   // Those of GradientReducer, which says what they do.
   void set_weight(double weight) { steps_->reducer().set_weight(weight); }

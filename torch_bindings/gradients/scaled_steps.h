@@ -15,9 +15,8 @@ class ScaledSteps {
  public:
   virtual ~ScaledSteps() = default;
 
-  // Reduces what backward() has not reduced. Collective.
-  virtual void synchronize() = 0;
-  // The same where a step follows: throws what that step would throw if passes are missing.
+  // Reduces what backward() has not reduced, before a step. Collective. Throws what that step would
+  // throw if passes are missing.
   virtual void synchronize_for_step() = 0;
 
   // From the next step on; the same on all ranks. GradientReducerOptions says what they mean.

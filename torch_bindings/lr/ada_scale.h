@@ -75,7 +75,8 @@ struct AdaScaleOptions {
 // one reduction in the step; NaN) has the gain of the steps before it. After 20 such steps in a row
 // the lowest rank logs a warning.
 //
-// Refused meanwhile: set_weight() of the optimizer, as the ranks' gradients count alike, and
+// Refused meanwhile: set_weight() of the optimizer, as the ranks' gradients count alike (a weight
+// that is set already still counts in the first step, which is measured wrongly then), and
 // step() of an LrScheduler of it, whose learning rates would be replaced in each step. A
 // ReduceLrOnPlateau is given the AdaScale.
 class AdaScale {

@@ -57,8 +57,13 @@ void start(std::map<std::string, std::string> knobs, std::vector<std::vector<int
   options.set = std::move(knobs);
   options.process_sets = std::move(process_sets);
   options.mpi_comm = reinterpret_cast<const void*>(mpi_comm);
-  init(options);
-  let_waits_be_interrupted(true);
+  let_waits_be_interrupted(true);  // those of init() too
+  try {
+    init(options);
+  } catch (...) {
+    let_waits_be_interrupted(false);
+    throw;
+  }
 }
 
 void stop() {

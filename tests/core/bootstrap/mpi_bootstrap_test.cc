@@ -114,7 +114,7 @@ TEST(MpiBootstrap, RanksThatWaitForOneInTheStartSaySo) {
 TEST(MpiBootstrap, RanksThatWaitInTheStartGiveUpInTheEnd) {
   if (test_size() == 1) GTEST_SKIP() << "nobody is late";
   MpiLibrary library;
-  const MpiBootstrap bootstrap(library, nullptr, "", {.abort_s = 0.2});
+  const MpiBootstrap bootstrap(library, nullptr, "", {.abort_s = 2});
   const int late = test_size() - 1;
   const bool is_late = test_rank() == late;
   char word = 0;
@@ -127,6 +127,11 @@ TEST(MpiBootstrap, RanksThatWaitInTheStartGiveUpInTheEnd) {
               AllOf(HasSubstr("stall: "), HasSubstr("is stuck in it"),
                     HasSubstr("(HORON_STALL_ABORT_S ended the wait)")));
   EXPECT_TRUE(library.abandoned());
+  // It does not wait again, and what it says is what came first.
+  EXPECT_THAT(error_of([&] { require_same(bootstrap, "nothing", ""); }),
+              HasSubstr("this rank has given up waiting for others in horon::init()"));
+  EXPECT_THAT(error_of([&] { agree(bootstrap, Error(ErrorCode::Config, "its own")); }),
+              HasSubstr("its own"));
   for (int other = 0; is_late && other < late; ++other) tell(other);
   if (is_late) return;
   tell(late);

@@ -87,6 +87,7 @@ inline float sum_of(const ProcessSet& set) {
 MATCHER_P(AllAre, value, "") {
   if (all_are(arg, value)) return true;
   const auto wrong = std::find_if(arg.begin(), arg.end(), [this](auto x) { return x != value; });
+  if (wrong == arg.end()) return true;  // -0 and 0
   *result_listener << "element " << wrong - arg.begin() << " of " << arg.size() << " is " << *wrong
                    << ", not " << value;
   return false;

@@ -80,6 +80,12 @@ class Programs(unittest.TestCase):
         for rank in range(2):
             self.assertIn(f"[{rank}] Ctrl-C is answered in backward", output)
 
+    def test_ctrl_c_while_init_waits(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, output = run(HERE / "interrupted_init.py", folder)
+        self.assertEqual(code, 0, output)
+        self.assertIn("[0] Ctrl-C is answered in init()", output)
+
     def test_a_rank_has_its_share_of_the_cores(self):
         """MKL gives a process of Open MPI one thread of its own accord."""
         program = ("import sys, torch, horon.torch as hvd\n"
@@ -207,7 +213,7 @@ class Programs(unittest.TestCase):
             self.assertEqual((code, sorted(os.listdir(folder))), (0, ["ends", "saved"]), output)
             self.assertIn("waits for the others", output)
         with tempfile.TemporaryDirectory() as folder:
-            _, output = run(HERE / "saves_after_an_error.py", folder, HORON_STALL_ABORT_S="1")
+            _, output = run(HERE / "saves_after_an_error.py", folder, HORON_STALL_ABORT_S="10")
             self.assertEqual(os.listdir(folder), ["saved"], output)
 
     def test_a_killed_peer_is_named_and_the_others_end(self):
