@@ -27,9 +27,9 @@ class Bootstrap {
   virtual ~Bootstrap() = default;
   virtual const Topology& topology() const = 0;
   // The bytes of each rank, in order of rank (or of local rank); lengths may differ. A rank that
-  // does not take part has an empty string. Throws Error(Limit) on every
-  // rank if the bytes of all ranks together are too many; Error(Stall) where a rank gives up
-  // waiting for others, and from then on at once; Error(OperationFailed).
+  // does not take part has an empty string. Throws Error(Limit) on every rank if the bytes of all
+  // ranks together are too many; Error(Stall) where a rank gives up waiting for others, and from
+  // then on at once; Error(OperationFailed).
   virtual std::vector<std::string> allgather(Among among, std::string_view mine) const = 0;
 
  protected:

@@ -10,9 +10,9 @@
 // Memory that the other ranks can't reach is staged: its owner copies a piece into a ring of shared
 // memory, where it is summed like any other, and copies the sum out. Several pieces are in the ring
 // at a time: one for each rank if it has the room, so that all can sum at once, and at least two.
-// Each rank stages if its own memory needs it. As soon as one rank stages,
-// pieces are assigned in turn instead of claimed: a rank sums its own pieces directly in its memory
-// and stages only those that other ranks sum.
+// Each rank stages if its own memory needs it. As soon as one rank stages, pieces are assigned in
+// turn instead of claimed: a rank sums its own pieces directly in its memory and stages only those
+// that other ranks sum.
 //
 // All counters in shared memory only grow, over all allreduces that use a cell, so none is reset.
 #pragma once

@@ -35,8 +35,7 @@ void PendingCollective::check(const at::Tensor& tensor, Into into) {
     spec.dtype = dtype;
     check_device(tensor);
     check_reduction(tensor, given);
-  } catch (
-      ...) {  // LibTorch's own errors too: the look for values that are not finite needs memory
+  } catch (...) {  // LibTorch's own errors too: the check for finite values needs memory
     refuse(core::current_error());
   }
 }

@@ -77,8 +77,9 @@ void LateParts::submit(size_t index, const GradientSlot& slot) {
       memory = at::empty_strided(view.sizes(), view.strides(), view.options());
       memory.fill_(neutral_element(settings_.op));
     }
-    if (slot.sparse().defined()) memory.add_(slot.sparse());  // some rank's is dense, so all are
-  } catch (...) {                                             // LibTorch has no memory, say
+    // Some rank's is dense, so all are.
+    if (slot.sparse().defined()) memory.add_(slot.sparse());
+  } catch (...) {  // LibTorch has no memory, say
     refuse_calls({name}, settings_.process_set, core::current_error());
   }
   check_finite({""}, name, slot, memory);

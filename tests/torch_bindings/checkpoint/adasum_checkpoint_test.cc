@@ -26,6 +26,19 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
+// Saves, makes steps, loads, and makes the first of them again.
+template <class Step>
+void expect_the_same_step_again(Checkpoints& checkpoints, int64_t number, const at::Tensor& w,
+                                const Step& step) {
+  checkpoints.save(number);
+  step();
+  const at::Tensor want = w.detach().clone();
+  step();
+  ASSERT_TRUE(checkpoints.load_latest());
+  step();
+  EXPECT_TRUE(at::equal(w.detach(), want)) << w << want;
+}
+
 // Each rank's momentum is that of its own gradients.
 TEST(AdasumCheckpoint, HoldsTheStateOfEachRank) {
   const std::string name = "horon_adasum_checkpoint_" + std::to_string(getpid());
@@ -47,13 +60,7 @@ TEST(AdasumCheckpoint, HoldsTheStateOfEachRank) {
     ASSERT_TRUE(checkpoints.load_latest());
     EXPECT_TRUE(optimizer.state().empty());
     step();
-    checkpoints.save(1);
-    step();
-    const at::Tensor want = w.detach().clone();
-    step();
-    ASSERT_TRUE(checkpoints.load_latest());
-    step();
-    EXPECT_TRUE(at::equal(w.detach(), want)) << w << want;
+    expect_the_same_step_again(checkpoints, 1, w, step);
   }
   barrier();
   if (rank() == 0) fs::remove_all(folder);
@@ -93,13 +100,7 @@ TEST(LocalSgdCheckpoint, HoldsTheStateOfEachRank) {
     checkpoints.add("w", NamedTensors{{"w", w}}).add_of_rank("optimizer", optimizer);
     step();
     step();
-    checkpoints.save(5);
-    step();
-    const at::Tensor want = w.detach().clone();
-    step();
-    ASSERT_TRUE(checkpoints.load_latest());
-    step();
-    EXPECT_TRUE(at::equal(w.detach(), want)) << w << want;
+    expect_the_same_step_again(checkpoints, 5, w, step);
   }
   barrier();
   if (rank() == 0) fs::remove_all(folder);
