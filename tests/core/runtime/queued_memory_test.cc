@@ -67,8 +67,8 @@ TEST(QueuedMemory, ATrainingWaitsNeverOnTheHost) {
 // The device does nothing for a long time. Still, each handle finishes, negotiated or frozen,
 // before the program submits the next: enqueued work does not block.
 TEST(QueuedMemory, NoHandleWaitsForTheDevice) {
-  World world(2, {}, no_limits());
   std::atomic<bool> go{false};
+  World world(2, {}, no_limits());
   world.each([&](Runtime& runtime, int rank) {
     FakeQueue program(world.device(rank));
     program.enqueue({[&] { return go.load(); }, nullptr});
@@ -94,8 +94,8 @@ TEST(QueuedMemory, NoHandleWaitsForTheDevice) {
 
 // The device reads and writes the tensor long after the handle has finished.
 TEST(QueuedMemory, IsOwnedUntilTheDeviceHasDoneTheWork) {
-  World world(2);
   std::atomic<bool> go{false};
+  World world(2);
   std::barrier<> both_have_looked(2);
   world.each([&](Runtime& runtime, int rank) {
     FakeQueue program(world.device(rank));
@@ -125,8 +125,8 @@ TEST(QueuedMemory, IsOwnedUntilTheDeviceHasDoneTheWork) {
 
 // get_enqueued() does not wait for the device, get() does.
 TEST(QueuedMemory, GetWaitsForTheDeviceAndGetEnqueuedDoesNot) {
-  World world(2);
   std::atomic<bool> go{false};
+  World world(2);
   std::barrier<> both_have_it(2);
   world.each([&](Runtime& runtime, int rank) {
     FakeQueue program(world.device(rank));
@@ -184,8 +184,8 @@ TEST(QueuedMemory, ATensorOfAnotherDeviceIsRefused) {
 // The handles have finished, and their work on the device never will: a thread that waits for it on
 // the host gets the cause.
 TEST(QueuedMemory, AFailureBehindAFinishedHandleIsHeardByWhoWaits) {
+  std::atomic<bool> go{false};  // outlives the devices, whose threads look at it
   World world(2, {.fail_op_at_sequence = 1}, no_limits());
-  std::atomic<bool> go{false};
   world.each([&](Runtime& runtime, int rank) {
     FakeQueue program(world.device(rank));
     program.enqueue({[&] { return go.load(); }, nullptr});
