@@ -12,10 +12,10 @@ EXAMPLES = """examples:
   horonrun -np 2 ./train
   horonrun -np 8 -H host1:4,host2:4 -x LD_LIBRARY_PATH ./train --epochs 3
   horonrun -np 2 --timeline /tmp/trace.json ./train
-SIGUSR1 and SIGUSR2 are passed on to all ranks, which can save and end (horon::StopRequest). One
-that comes while no job runs, before a restart or while hosts are missing, means that none is
-started any more. SIGTERM kills the ranks at once. With Open MPI 4, the setting below gives ranks
-SIGTERM after 30 seconds, and 30 more to save what they have; Open MPI 5 has no such setting:
+SIGUSR1 and SIGUSR2 are passed on to all ranks, which can save and end (horon::StopRequest). After
+one of them the job is not started again, even if it fails; nor is one started that waits for hosts.
+SIGTERM kills the ranks at once. With Open MPI 4, the setting below gives ranks SIGTERM after 30
+seconds, and 30 more to save what they have; Open MPI 5 has no such setting:
   horonrun -np 8 --mpi-args '--mca odls_base_sigkill_timeout 30' ./train
 a job that is started again, up to 3 times, if a rank or a host fails:
   horonrun -np 8 -H host1:4,host2:4 --max-restarts 3 ./train
@@ -333,7 +333,8 @@ def seconds_to_end(options, environment):
     to_save = [value for name, value in zip(words, words[1:])
                if name == "odls_base_sigkill_timeout"]
     to_save += [environment.get("OMPI_MCA_odls_base_sigkill_timeout", "0")]
-    return SECONDS_TO_END + (int(to_save[0]) if to_save[0].isdecimal() else 0)
+    # mpirun waits so long before it sends SIGTERM, and as long again before it sends SIGKILL.
+    return SECONDS_TO_END + 2 * (int(to_save[0]) if to_save[0].isdecimal() else 0)
 
 
 def find_program(name, words):

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import subprocess
+import tempfile
 import threading
 import time
 
@@ -51,6 +52,11 @@ class Plan:
                              "is kept of a job that is not started again")
         if not os.path.isdir(folder):
             raise UsageError(f"--commits {folder}: there is no such folder")
+        try:  # while the job runs, it is too late to give another folder
+            tempfile.NamedTemporaryFile(dir=folder, prefix="horonrun-").close()
+        except OSError as error:
+            raise UsageError(f"--commits {folder}: no file can be made there: "
+                             f"{error.strerror}") from error
 
     def check(self, ranks):
         if self.script is None:
@@ -203,19 +209,30 @@ class HostWatch(threading.Thread):
         self.is_over = threading.Event()
 
     def run(self):
+        sign = self.discovery.plan.sign_of_hosts
+        told = None
         while not self.is_over.wait(SECONDS_BETWEEN_LOOKS):
             hosts, trouble = self.discovery.ask()
-            plan = self.discovery.plan
-            if trouble or self.is_over.is_set():
+            if trouble or self.is_over.is_set() or not self.is_better_on(hosts):
                 continue
-            loses_ranks = any(hosts.get(host, 0) < ranks
-                              for host, ranks in plan.ranks_of_hosts(self.hosts).items())
-            if loses_ranks or plan.ranks_on(hosts) > plan.ranks_on(self.hosts):
-                self.discovery.tell("the hosts have changed: the job is started again on the new "
-                                    "ones when it commits its state")
-                with contextlib.suppress(OSError):
-                    open(plan.sign_of_hosts, "w", encoding="utf-8").close()
-                return
+            try:
+                open(sign, "w", encoding="utf-8").close()
+            except OSError as error:  # the disk may have room later
+                if error.strerror != told:
+                    told = error.strerror
+                    self.discovery.tell(
+                        f"the hosts have changed, but {sign} can't be written: {told}")
+                continue
+            self.discovery.tell(
+                "the hosts have changed: a job of horon.torch.elastic is started again on the new "
+                "ones when it commits its state; others use them after a failure")
+            return
+
+    def is_better_on(self, hosts):
+        plan = self.discovery.plan
+        loses_ranks = any(hosts.get(host, 0) < ranks
+                          for host, ranks in plan.ranks_of_hosts(self.hosts).items())
+        return loses_ranks or plan.ranks_on(hosts) > plan.ranks_on(self.hosts)
 
 
 def wait(seconds, stopped):

@@ -308,12 +308,14 @@ class AnMpirunWithoutRanks(unittest.TestCase):
 
     def test_how_long_the_end_may_take(self):
         line = runpy.run_path(HORONRUN + "_line.py")
-        for text, variable, seconds in (
-                ("", "HOME", 60), ("--mca odls_base_sigkill_timeout 30", "HOME", 90),
-                ("", "OMPI_MCA_odls_base_sigkill_timeout", 90), ("--enable-recovery", "HOME", None),
-                ("", "OMPI_MCA_orte_abort_on_non_zero_status", None)):
+        variable = "OMPI_MCA_odls_base_sigkill_timeout"
+        for text, environment, seconds in (
+                ("", {}, 60), ("--mca odls_base_sigkill_timeout 30", {}, 120),
+                ("--mca odls_base_sigkill_timeout 120", {variable: "30"}, 300),
+                ("", {variable: "30"}, 120), ("--enable-recovery", {}, None),
+                ("", {"OMPI_MCA_orte_abort_on_non_zero_status": "0"}, None)):
             options = types.SimpleNamespace(mpi_args=text, no_prefix=False)
-            self.assertEqual(line["seconds_to_end"](options, {variable: "30"}), seconds)
+            self.assertEqual(line["seconds_to_end"](options, environment), seconds)
 
     def test_a_thread_of_it_that_ends_just_then(self):
         self.assertEqual(self.times_killed(True, FileNotFoundError(), *[True] * 9), 1)

@@ -24,6 +24,9 @@ commits=$(echo "$@" | grep -o 'HORONRUN_COMMITS=[^ ]*' | cut -d= -f2)
 starts=$(wc -l < lines)
 . ./mpirun.sh
 """
+HOSTS_HAVE_CHANGED = (
+    "horonrun: the hosts have changed: a job of horon.torch.elastic is started again on the new "
+    "ones when it commits its state; others use them after a failure\n")
 
 
 class WithMpirun(unittest.TestCase):
@@ -130,11 +133,36 @@ class Restarts(WithMpirun):
                 job.send_signal(number)
                 time.sleep(0.2)
             self.assertEqual(job.stderr.readlines()[-1],
-                             f"horonrun: {number.name} came while no job ran: it is not started "
-                             "again\n")
+                             f"horonrun: {number.name} has come: the job is not started again\n")
             self.assertIn(job.returncode, (3, 128 + number))
             self.assertLess(len(self.lines()), 20)
             (self.folder / "lines").unlink()
+
+    def check_one_start_with_a_signal(self, number, code, *arguments):
+        """Returns what horonrun tells."""
+        job = self.start("-np", 1, *arguments)
+        self.assertEqual(job.stdout.readline(), "begun\n")
+        job.send_signal(number)
+        told = job.communicate(timeout=250)[1]
+        self.assertEqual((job.returncode, len(self.lines())), (code, 1), told)
+        (self.folder / "lines").unlink()
+        return told
+
+    def test_a_job_that_fails_after_a_signal_for_ranks_is_not_started_again(self):
+        """As where they had not yet asked for the signal, or could not save."""
+        self.write("mpirun.sh", "[ $starts = 1 ] || exit 9; trap 'exit 3' USR1 USR2; echo begun; "
+                                "while :; do sleep 0.1; done")
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            told = self.check_one_start_with_a_signal(number, 3, "--max-restarts", 3)
+            self.assertEqual(told, "horonrun: the job has failed with exit code 3\n"
+                             f"horonrun: {number.name} has come: the job is not started again\n")
+        told = self.check_one_start_with_a_signal(signal.SIGUSR1, 3)
+        self.assertEqual(told, "horonrun: the job has failed with exit code 3\n")
+
+    def test_a_job_may_succeed_after_a_signal_for_ranks(self):
+        self.write("mpirun.sh", "trap 'exit 0' USR1; echo begun; while :; do sleep 0.1; done")
+        told = self.check_one_start_with_a_signal(signal.SIGUSR1, 0, "--max-restarts", 3)
+        self.assertEqual(told, "")
 
     def test_what_was_committed_goes_with_a_success_and_stays_with_a_failure(self):
         # One for each call of what elastic.run decorates, and one that was not written to its end.
@@ -221,7 +249,7 @@ class Elastic(WithMpirun):
         self.assertIn("waiting for hosts", job.stderr.readline())
         job.send_signal(signal.SIGUSR1)
         self.assertEqual(job.communicate(timeout=250)[1],
-                         "horonrun: SIGUSR1 came while no job ran: it is not started\n")
+                         "horonrun: SIGUSR1 has come: the job is not started\n")
         self.assertEqual((job.returncode, self.lines()), (1, []))
 
     def test_a_signal_does_not_wait_for_the_script(self):
@@ -254,8 +282,40 @@ class Elastic(WithMpirun):
             "-np", 3, "--max-np", 6, "--max-restarts", 0, "--host-discovery-script", "./hosts.sh")
         self.assertEqual(code, 0, told)
         self.assertEqual(self.hosts_and_ranks(), [("one:2,two:1", "3"), ("one:9", "6")])
-        self.assertEqual(told, "horonrun: the hosts have changed: the job is started again on the "
-                               "new ones when it commits its state\n")
+        self.assertEqual(told, HOSTS_HAVE_CHANGED)
+
+    def test_a_sign_of_new_hosts_that_cant_be_written(self):
+        """As on a full disk. It is told once, and tried again."""
+        (commits := self.folder / "commits").mkdir()
+        self.write("mpirun.sh", "[ $starts = 1 ] || exit 0; until [ -e $commits.hosts ]; do "
+                                "sleep 0.1; done; exit 75")
+        job = self.start("-np", 3, "--max-np", 6, "--host-discovery-script", "./hosts.sh",
+                         "--commits", commits)
+        while not self.lines():
+            time.sleep(0.05)
+        commits.rmdir()
+        self.write("hosts.sh", "#!/bin/sh\necho asked >> asked; echo one:9")
+        self.assertRegex(job.stderr.readline(), f"^horonrun: the hosts have changed, but {commits}"
+                         "/horonrun-.*.hosts can't be written: No such file or directory\n$")
+        looks = (self.folder / "asked").read_text().count("\n")
+        while (self.folder / "asked").read_text().count("\n") < looks + 2:
+            time.sleep(0.05)
+        commits.mkdir()
+        self.assertEqual(job.communicate(timeout=250)[1], HOSTS_HAVE_CHANGED)
+        self.assertEqual((job.returncode, len(self.lines())), (0, 2))
+
+    def test_new_hosts_after_a_signal_for_ranks(self):
+        """The next start would not hear of the signal."""
+        self.write("mpirun.sh", "trap 'exit 75' USR1; printf '#!/bin/sh\\necho one:9' > hosts.sh; "
+                                "until [ -e $commits.hosts ]; do sleep 0.1; done; "
+                                "[ $starts = 1 ] || exit 9; echo begun; "
+                                "while :; do sleep 0.1; done")
+        job = self.start("-np", 3, "--max-np", 6, "--host-discovery-script", "./hosts.sh")
+        self.assertEqual(job.stdout.readline(), "begun\n")
+        job.send_signal(signal.SIGUSR1)
+        self.assertEqual(job.communicate(timeout=250)[1], HOSTS_HAVE_CHANGED +
+                         "horonrun: SIGUSR1 has come: the job is not started again\n")
+        self.assertEqual((job.returncode, len(self.lines())), (75, 1))
 
     def test_hosts_that_make_no_difference_change_nothing(self):
         code, told = self.run_with(  # behind a look at these hosts, and before the next one
@@ -286,6 +346,7 @@ class WrongUse(WithMpirun):
                 (("-np", 2, "--commits", "."), "--commits needs --max-restarts or"),
                 (("-np", 2, "--max-restarts", 1, "--commits", "none"), "--commits none: there is"),
                 (("-np", 2, "--max-restarts", 1, "--commits", ""), "--commits : there is no such"),
+                (("-np", 2, "--max-restarts", 1, "--commits", "/proc"), "/proc: no file can be"),
                 (("-np", 2, "--host-discovery-script", "."), "script .: not an executable")]:
             code, told = self.run_with("exit 0", *arguments)
             self.assertEqual(code, 2, told)

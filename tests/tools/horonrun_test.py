@@ -232,11 +232,12 @@ class Mistakes(unittest.TestCase):
         self.assertEqual(told.returncode, 2)
         self.assertIn("mpirun was not found", told.stderr)
 
-    def with_mpirun(self, script):
+    def with_mpirun(self, script, *arguments, **variables):
         with tempfile.TemporaryDirectory() as folder:
             (mpirun := pathlib.Path(folder, "mpirun")).write_text(script, encoding="utf-8")
             mpirun.chmod(0o755)
-            return horonrun("-np", 1, "--no-prefix", "sh", PATH=f"{folder}:{CLEAN['PATH']}")
+            return horonrun("-np", 1, "--no-prefix", *arguments, "sh", "-x", **variables,
+                            PATH=f"{folder}:{CLEAN['PATH']}")
 
     def test_which_mpirun_it_is(self):
         told = self.with_mpirun("#!/bin/sh\necho HYDRA build details\n")
@@ -245,6 +246,24 @@ class Mistakes(unittest.TestCase):
         told = self.with_mpirun("#!/bin/sh\n[ $1 = --version ] || { echo started; exit; }\n"
                                 "echo open /usr/lib/prrte3/help-schizo-ompi.txt: No such file\n")
         self.assertEqual((told.returncode, told.stdout), (0, "started\n"), told.stderr)
+
+    def test_a_list_of_variables_that_mpirun_does_not_take_beside_x(self):
+        """A site may set it for all users, and horonrun needs -x for its own variables."""
+        name = "mca_base_env_list"
+        variable, restarts = {f"OMPI_MCA_{name}": "A=1"}, ("--max-restarts", 1)
+        words = ("--mpi-args", f"--mca {name} A=1")
+        for version, arguments, variables, refused in (
+                ("4.1.4", restarts, variable, f"OMPI_MCA_{name}"),
+                ("4.1.4", ("-x", "B=1", *words), {}, name),
+                ("4.1.4", (), variable, None), ("4.1.4", words, {}, None),
+                ("4.1.4", restarts, {}, None), ("5.0.3", restarts, variable, None)):
+            told = self.with_mpirun(f"#!/bin/sh\n[ $1 = --version ] || exit 0\n"
+                                    f"echo 'mpirun (Open MPI) {version}'\n",
+                                    *arguments, **variables)
+            self.assertEqual((told.returncode, told.stderr), (0, "") if refused is None else (
+                2, f"horonrun: {refused}: Open MPI 4 takes this setting or -x, not both, and "
+                   "horonrun passes variables by -x: unset it, and give horonrun -x NAME[=VALUE] "
+                   "for each variable\n"))
 
 
 # A signal that comes while Open MPI's mpirun starts its processes ends mpirun alone. Behind
@@ -306,93 +325,6 @@ class Jobs(unittest.TestCase):
 
     def test_a_killed_front_leaves_no_job(self):
         self.assertEqual(self.stopped_by(signal.SIGKILL), -9)
-
-
-class OtherLaunchers(unittest.TestCase):
-    """A script in the place of mpirun."""
-
-    def launcher(self, script):
-        """The folder of the launcher."""
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        mpirun = pathlib.Path(folder.name, "mpirun")
-        mpirun.write_text(f"#!/bin/bash\n{script}", encoding="utf-8")
-        mpirun.chmod(0o755)
-        return folder.name
-
-    def start(self, script):
-        folder = self.launcher(f"if [ $1 = --version ]; then echo Open MPI; exit; fi\n{script}")
-        job = subprocess.Popen([sys.executable, HORONRUN, "-np", "1", "sh"], text=True,
-                               env={**CLEAN, "PATH": f"{folder}:{CLEAN['PATH']}"},
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self.addCleanup(job.communicate)
-        self.addCleanup(job.kill)
-        return job
-
-    def wait_for_line(self, stream, text):
-        line = "-"
-        while text not in line and line:
-            line = stream.readline()
-        self.assertIn(text, line)
-
-    def test_a_slow_reader_gets_all_lines(self):
-        job = self.start("seq 1 20000")  # more than a pipe holds, less than two
-        time.sleep(12)  # beyond the limit for processes that a rank has left behind
-        self.assertEqual(job.communicate()[0].split()[-1], "20000")
-        self.assertEqual(job.returncode, 0)
-
-    def test_a_process_left_behind_is_not_waited_for(self):
-        job = self.start("sleep 1000 & echo $!")
-        left = int(job.communicate()[0])
-        os.kill(left, signal.SIGKILL)  # an error if it has ended
-
-    def test_ctrl_c_before_the_job(self):
-        told = subprocess.run(
-            [sys.executable, HORONRUN, "-np", "1", "sh"], check=False, capture_output=True,
-            text=True, env={**CLEAN, "PATH": f"{self.launcher('kill -INT $PPID; sleep 1')}:"
-                                             f"{CLEAN['PATH']}"})
-        self.assertEqual((told.returncode, told.stdout, told.stderr), (-signal.SIGINT, "", ""))
-
-    def test_one_signal_of_several_is_forwarded(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        told = pathlib.Path(folder.name, "told")
-        job = self.start("trap 'echo signal' INT; echo begun; "
-                         f"until [ -e {told} ]; do sleep 0.1; done")
-        self.assertEqual(job.stdout.readline(), "begun\n")
-        job.send_signal(signal.SIGINT)
-        self.assertEqual(job.stdout.readline(), "signal\n")
-        job.send_signal(signal.SIGINT)
-        self.wait_for_line(job.stderr, "one more signal kills mpirun")
-        time.sleep(0.5)  # for a second one that should not come
-        told.touch()
-        self.assertEqual(job.communicate()[0], "")
-        self.assertEqual(job.returncode, 130)
-
-    def test_an_mpirun_that_is_busy_before_it_starts_ranks_is_killed(self):
-        busy = self.start("trap '' TERM; echo begun; while [ $SECONDS -lt 60 ]; do :; done")
-        others = [self.start(f"trap '' TERM; {script}") for script in
-                  ("sleep 14 & echo begun; while kill -0 $!; do :; done 2> /dev/null",
-                   "echo begun; exec sleep 14")]
-        for job in (busy, *others):
-            self.assertEqual(job.stdout.readline(), "begun\n")
-            job.send_signal(signal.SIGTERM)
-        errors = busy.communicate()[1]
-        self.assertEqual(busy.returncode, 143)
-        self.assertIn("mpirun has no ranks, and did not end in 10 s: it is killed", errors)
-        for job in others:
-            self.assertNotIn("killed", job.communicate()[1])
-
-    def test_a_third_signal_ends_an_mpirun_that_does_not_end(self):
-        job = self.start("trap 'echo signal' INT; echo begun; while :; do sleep 0.1; done")
-        self.assertEqual(job.stdout.readline(), "begun\n")
-        job.send_signal(signal.SIGINT)
-        self.assertEqual(job.stdout.readline(), "signal\n")
-        job.send_signal(signal.SIGINT)
-        self.wait_for_line(job.stderr, "one more signal kills mpirun")
-        job.send_signal(signal.SIGINT)
-        job.communicate()
-        self.assertEqual(job.returncode, 130)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,8 @@ if(HORON_TOOLS AND NOT HORON_SANITIZE)
            ${horon_tools_tests}/horonrun_ends_test.py ${PROJECT_SOURCE_DIR}/tools/horonrun)
   add_test(NAME horonrun_restarts_test COMMAND Python3::Interpreter
            ${horon_tools_tests}/horonrun_restarts_test.py ${PROJECT_SOURCE_DIR}/tools/horonrun)
+  add_test(NAME horonrun_launcher_test COMMAND Python3::Interpreter
+           ${horon_tools_tests}/horonrun_launcher_test.py ${PROJECT_SOURCE_DIR}/tools/horonrun)
   add_test(NAME horonrun_slurm_test COMMAND Python3::Interpreter
            ${horon_tools_tests}/horonrun_slurm_test.py ${PROJECT_SOURCE_DIR}/tools/horonrun)
   add_test(NAME info_test COMMAND Python3::Interpreter ${horon_tools_tests}/info_test.py
@@ -82,7 +84,7 @@ if(HORON_TOOLS AND NOT HORON_SANITIZE)
   add_test(NAME package_test COMMAND Python3::Interpreter ${horon_tools_tests}/package_test.py
            ${PROJECT_BINARY_DIR} "${HORON_TORCH_ROOT}")
   set_tests_properties(horonrun_test horonrun_output_test horonrun_ends_test
-                       horonrun_restarts_test horonrun_slurm_test info_test
+                       horonrun_restarts_test horonrun_launcher_test horonrun_slurm_test info_test
                        PROPERTIES TIMEOUT ${horon_test_limit_s} PROCESSORS 2 LABELS mpirun)
   set_tests_properties(package_test PROPERTIES TIMEOUT 1800 PROCESSORS 2 LABELS mpirun)
 endif()
