@@ -37,24 +37,29 @@ void NcclBatch::plan_scales() {
     after_ = one_move(MoveLaunch::divide(dtype, batch_.divisor), output, output, count);
     return;
   }
-  scale_input(batch_.prescale * reduction_.part);
+  input_factor_ = batch_.prescale * reduction_.part;
   const double behind = batch_.postscale / (reduction_.part * static_cast<double>(batch_.divisor));
   if (behind == 1.0 || count == 0) return;
   after_ = one_move(MoveLaunch::scale(dtype, dtype, behind), output, output, count);
 }
 
-void NcclBatch::scale_input(double factor) {
+void NcclBatch::enqueue_before() {
   const bool has_blocks = batch_.kind == CollectiveKind::Reducescatter;
   const int64_t count = has_blocks ? core::total(batch_.send_counts) : batch_.count;
-  if (factor == 1.0 || count == 0) return;
+  if (input_factor_ == 1.0 || count == 0) return;
   std::byte* to = batch_.output;
   if (has_blocks) {
     scratch_ = queue_->allocate(static_cast<size_t>(count) * size_of(batch_.dtype));
     to = scratch_.get();
   }
-  before_ =
-      one_move(MoveLaunch::scale(batch_.dtype, batch_.dtype, factor), batch_.input, to, count);
+  queue_->launch(one_move(MoveLaunch::scale(batch_.dtype, batch_.dtype, input_factor_),
+                          batch_.input, to, count));
   batch_.input = to;
+}
+
+void NcclBatch::enqueue_after() {
+  if (after_) queue_->launch(*after_);
+  scratch_.reset();
 }
 
 void NcclBatch::call(NcclApi& nccl, NcclComm comm) const {

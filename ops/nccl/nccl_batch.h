@@ -16,20 +16,21 @@ class NcclBatch {
  public:
   NcclBatch(core::Batch batch, int rank, int size);
 
-  // Scales the input into the memory from which the collective then takes it: the output, or, for a
-  // reducescatter, whose output is smaller, scratch that is allocated here. nullopt: the collective
-  // takes the input as it is.
-  const std::optional<MoveLaunch>& before() const { return before_; }
-  // Scales or divides the output. After it the scratch is not needed any more.
-  const std::optional<MoveLaunch>& after() const { return after_; }
+  // Scales the input, where that is needed, into the memory from which the collective then takes
+  // it: the output, or, for a reducescatter, whose output is smaller, scratch that is allocated
+  // now. Throws Error.
+  void enqueue_before();
   // Makes the calls, between begin_group() and end_group(). It makes none for data of no length;
   // all ranks that such data would move between agree on that.
   void call(NcclApi& nccl, NcclComm comm) const;
+  // Scales or divides the output, where that is needed, once the calls are in the queue. Gives the
+  // scratch back in the order of the queue: the next batch takes it while the device is still busy
+  // with this one.
+  void enqueue_after();
   CudaQueue& queue() const { return *queue_; }
 
  private:
   void plan_scales();
-  void scale_input(double factor);
   void exchange(NcclApi& nccl, NcclComm comm) const;
   void allgather(NcclApi& nccl, NcclComm comm) const;
   void reducescatter(NcclApi& nccl, NcclComm comm) const;
@@ -38,11 +39,11 @@ class NcclBatch {
 
   core::Batch batch_;  // its input is where the collective takes it from
   CudaQueue* const queue_;
-  std::shared_ptr<std::byte> scratch_;  // released in the order of the queue
+  std::shared_ptr<std::byte> scratch_;
   const int rank_;
   const int size_;
   const NcclReduction reduction_;
-  std::optional<MoveLaunch> before_;
+  double input_factor_ = 1;  // that the input is multiplied by before
   std::optional<MoveLaunch> after_;
 };
 

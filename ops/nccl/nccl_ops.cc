@@ -24,12 +24,12 @@ class NcclInFlight final : public core::InFlight {
   Progress step() override {
     if (!called_) {
       if (!line_->may_call(turn_)) return line_->wait();
-      if (batch_.before()) batch_.queue().launch(*batch_.before());
+      batch_.enqueue_before();
       line_->call(batch_.queue(), [&](NcclApi& nccl, NcclComm comm) { batch_.call(nccl, comm); });
       called_ = true;
     }
     if (!line_->is_enqueued()) return Progress::Polling;
-    if (batch_.after()) batch_.queue().launch(*batch_.after());
+    batch_.enqueue_after();
     return Progress::Done;
   }
 
@@ -38,7 +38,7 @@ class NcclInFlight final : public core::InFlight {
  private:
   const std::shared_ptr<NcclLine> line_;
   const uint64_t turn_;
-  const NcclBatch batch_;
+  NcclBatch batch_;
   bool called_ = false;
 };
 

@@ -197,6 +197,45 @@ TEST(NcclRuntime, ADeviceThatFailsEndsTheJobOnAllRanks) {
   });
 }
 
+// Batches are enqueued far ahead of the device. Each needs memory for its scaled input, and all of
+// them take turns with the same.
+TEST(NcclRuntime, ReducescattersAheadOfTheDeviceShareTheirScratch) {
+  constexpr size_t kCount = 1000;
+  constexpr int kBatches = 8;
+  Gpus gpus(2);
+  std::atomic<bool> go{false};
+  std::vector<std::vector<float>> results(2 * kBatches, std::vector<float>(kCount / 2));
+  World world(2, {}, core::test_world::no_limits(), gpus.hooks());
+  world.each([&](Runtime& runtime, int rank) {
+    CudaQueue program(gpus.shared_device(rank));
+    gpus.device(rank).enqueue(program.stream(), [&] { return go.load(); });
+    Handles handles;
+    std::vector<Tensor> x(kBatches);
+    for (int i = 0; i < kBatches; ++i) {
+      x[i] = cuda_tensor(kCount);
+      std::fill(x[i].data.begin(), x[i].data.end(), static_cast<float>(i + 1));
+      x[i].spec->kind = CollectiveKind::Reducescatter;
+      x[i].spec->splits = {kCount / 2, kCount / 2};
+      x[i].spec->prescale = 0.5;
+      Submission given = core::test_world::submission("x" + std::to_string(i), x[i]);
+      given.memory.front().output = nullptr;
+      given.allocate_output = [&result = results[2 * i + rank]](size_t, int64_t,
+                                                                core::MemoryQueue&) {
+        return reinterpret_cast<std::byte*>(result.data());
+      };
+      given.ready = std::make_unique<CudaEvent>(gpus.shared_device(rank), program.stream());
+      handles.push_back(runtime.submit(std::move(given)));
+    }
+    for (const auto& handle : handles) (void)handle->get_enqueued();
+    EXPECT_EQ(gpus.device(rank).given_out_max(), kCount * sizeof(float));
+    go = true;
+    for (const auto& handle : handles) EXPECT_EQ(error_of(*handle), "");
+    for (int i = 0; i < kBatches; ++i) {
+      EXPECT_THAT(results[2 * i + rank], testing::Each(static_cast<float>(i + 1)));
+    }
+  });
+}
+
 // The end of the group then fails as well, and says less.
 TEST(NcclRuntime, ACallThatFailsIsTheErrorOfItsGroup) {
   const auto cuda = std::make_shared<test::HostCuda>();

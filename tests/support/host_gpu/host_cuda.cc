@@ -1,5 +1,6 @@
 #include "horon/tests/support/host_gpu/host_cuda.h"
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <condition_variable>
@@ -7,6 +8,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <random>
 #include <thread>
@@ -102,6 +104,8 @@ struct HostCuda::State {
   std::atomic<bool> failed{false};
   std::atomic<int> host_waits{0};
   std::atomic<int64_t> pending{0};  // pieces of work
+  std::map<const std::byte*, size_t> given_out;
+  size_t given_out_bytes = 0, given_out_max = 0;
 };
 
 struct HostCuda::Stream {
@@ -313,10 +317,19 @@ void HostCuda::free(std::byte* memory) noexcept {
 // A node of the graph would give the memory out, and another one would have to take it back.
 std::byte* HostCuda::allocate_in(ops::CudaStream stream, size_t bytes) {
   refuse_in_capture(stream, "memory of a capture is asked for");
-  return allocate(bytes);
+  std::byte* const memory = allocate(bytes);
+  const std::lock_guard lock(state_->mutex);
+  state_->given_out[memory] = bytes;
+  state_->given_out_bytes += bytes;
+  state_->given_out_max = std::max(state_->given_out_max, state_->given_out_bytes);
+  return memory;
 }
 
 void HostCuda::free_in(ops::CudaStream stream, std::byte* memory) noexcept {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->given_out_bytes -= state_->given_out.extract(memory).mapped();
+  }
   try {
     refuse_in_capture(stream, "memory of a capture is given back");
     enqueue(stream, [memory] {
@@ -373,6 +386,11 @@ void HostCuda::copy(std::byte* to, const std::byte* from, size_t bytes, ops::Cud
     std::memcpy(to, from, bytes);
     return true;
   });
+}
+
+size_t HostCuda::given_out_max() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->given_out_max;
 }
 
 int HostCuda::host_waits() const { return state_->host_waits; }

@@ -73,6 +73,9 @@ class HostCuda : public ops::CudaApi {
   void enqueue(ops::CudaStream stream, std::function<bool()> kernel);
   // How often a thread has waited in wait_on_host().
   int host_waits() const;
+  // The most that allocate_in() has given out at a time. What free_in() has been called for does
+  // not count, since the next allocation in that stream may get it.
+  size_t given_out_max() const;
   // The number of launches of moves.
   int launches() const { return launches_; }
   // From now on throws work away that is not done, as a reset of the device would.
