@@ -1,6 +1,7 @@
 #include "horon/core/bootstrap/mpi_library.h"
 
 #include <array>
+#include <atomic>
 
 #include <mpi.h>
 
@@ -12,6 +13,8 @@ namespace horon::core {
 namespace {
 
 void (*finalize_action)() = nullptr;
+// The program ends MPI itself. MPI says "finalised" only after the callbacks.
+std::atomic<bool> finalize_has_begun{false};
 
 // The processes that MPI knows of, whatever communicator the program gives.
 int world_size() {
@@ -21,6 +24,7 @@ int world_size() {
 }
 
 extern "C" int horon_on_finalize(MPI_Comm, int, void*, void*) {
+  finalize_has_begun = true;
   finalize_action();
   return MPI_SUCCESS;
 }
@@ -53,7 +57,7 @@ MpiLibrary::MpiLibrary() : thread_level_(MPI_THREAD_SINGLE) {
 }
 
 MpiLibrary::~MpiLibrary() {
-  if (owns_mpi_ && usable()) MPI_Finalize();
+  if (owns_mpi_ && usable() && !finalize_has_begun) MPI_Finalize();
 }
 
 std::optional<Error> MpiLibrary::thread_fault() const {

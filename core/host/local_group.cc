@@ -147,7 +147,8 @@ Introduction introduce(Own& own, const Topology& topology, const Wanted& wanted)
     if (!fault.empty()) throw Error(ErrorCode::Limit, fault);
     me.pid_namespace = pid_namespace();
     me.probe = own.probe.emplace(topology.local_size).offer();
-    own.heap = std::make_shared<SharedHeap>(SharedHeap::kCachedBytesMax, wanted.reach);
+    own.heap = std::make_shared<SharedHeap>(SharedHeap::cached_bytes_max(topology.local_size),
+                                            wanted.reach);
     own.home = std::make_shared<SharedSegment>(SharedSegment::create(home_bytes, wanted.reach));
     me.descriptor = own.home->descriptor();
     me.generation = own.home->generation();

@@ -28,6 +28,12 @@ bool has_descriptors() {
 
 }  // namespace
 
+size_t SharedHeap::cached_bytes_max(int local_size) {
+  constexpr size_t of_host = 4 * kCachedBytesMax;
+  constexpr size_t least = size_t{64} << 20;
+  return std::clamp(of_host / static_cast<size_t>(local_size), least, kCachedBytesMax);
+}
+
 size_t SharedHeap::size_class(size_t bytes) {
   if (bytes <= kBlockBytesMin) return kBlockBytesMin;
   const size_t step = std::max(kBlockBytesMin, std::bit_floor(bytes) / kStepsPerDoubling);

@@ -32,7 +32,10 @@ struct SharedAddress;
 // there changes nothing, and allocate() throws Error(NotInitialized).
 class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
  public:
+  // How much unused memory stays for the next blocks.
   static constexpr size_t kCachedBytesMax = size_t{1} << 30;
+  // The same for each of so many ranks of a host: 4 GiB in all, but never less than 64 MiB each.
+  static size_t cached_bytes_max(int local_size);
   explicit SharedHeap(size_t cached_bytes_max = kCachedBytesMax, Reach reach = Reach::ByProcess)
       : cached_bytes_max_(cached_bytes_max), reach_(reach) {}
 

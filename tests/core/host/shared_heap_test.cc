@@ -197,6 +197,15 @@ TEST_P(SharedHeapThatIsReached, PeersMapABlockAnewWhosePagesWereGivenBack) {
   EXPECT_TRUE(all_are(std::span<const std::byte>(anew.data(), kBytes), std::byte{7}));
 }
 
+TEST(SharedHeap, RanksOfAHostShareWhatMayStay) {
+  constexpr size_t mib = size_t{1} << 20;
+  EXPECT_EQ(SharedHeap::cached_bytes_max(1), 1024 * mib);
+  EXPECT_EQ(SharedHeap::cached_bytes_max(4), 1024 * mib);
+  EXPECT_EQ(SharedHeap::cached_bytes_max(8), 512 * mib);
+  EXPECT_EQ(SharedHeap::cached_bytes_max(64), 64 * mib);
+  EXPECT_EQ(SharedHeap::cached_bytes_max(256), 64 * mib);
+}
+
 TEST(SharedHeap, MemoryOutlivesTheHeapsOwner) {
   auto heap = make_heap();
   const auto memory = heap->allocate(10'000, true);

@@ -93,7 +93,8 @@ int run(const std::string& mode) {
     MPI_Finalize();
     return 0;
   }
-  if (mode == "mpi_finalize_without_shutdown") {
+  // The second one ends the MPI that init() has begun.
+  if (mode == "mpi_finalize_without_shutdown" || mode == "finalize_of_own_mpi") {
     MPI_Finalize();
     return 0;
   }

@@ -27,7 +27,7 @@ endfunction()
 torch_exit_program(torch_exit_program ${torch_tests}/exit_programs/exit_program.cc)
 torch_exit_test(exit 0 never_started return init_twice exit shutdown_twice in_flight sets
                 lonely one_leaves mpi_shutdown_finalize mpi_finalize_atexit
-                mpi_finalize_without_shutdown)
+                mpi_finalize_without_shutdown finalize_of_own_mpi)
 torch_exit_test(exit 7 return_7)
 torch_exit_test(exit 3 exit_3)
 torch_exit_test(exit 4 caught)
