@@ -86,6 +86,12 @@ void PendingCollective::add(const at::Tensor& tensor, Into into) {
   or_refuse([&] { add_checked(tensor, into); });
 }
 
+// Whether the tensor itself changes: the root of a broadcast has its result already.
+bool PendingCollective::writes(Into into) const {
+  const bool has_result = spec.kind == CollectiveKind::Broadcast && spec.root == horon::rank();
+  return into == Into::Same && !has_result;
+}
+
 void PendingCollective::add_checked(const at::Tensor& tensor, Into into) {
   Part& part = parts_.emplace_back();
   part.disguised = type_in_disguise(tensor);
@@ -101,9 +107,11 @@ void PendingCollective::add_checked(const at::Tensor& tensor, Into into) {
     part.result = into == Into::Nowhere ? tensor : undisguised(part.output, part.disguised);
   } else if (into == Into::Same) {
     if (!as_it_is) part.output = row_major(real);
-    if (!is_row_major(tensor)) part.target = tensor.detach();
     part.result = tensor;
-    mark_written(tensor);
+    if (writes(into)) {
+      if (!is_row_major(tensor)) part.target = tensor.detach();
+      mark_written(tensor);
+    }
   } else {
     part.output = as_it_is ? tensor : row_major(real);
     part.result = tensor;

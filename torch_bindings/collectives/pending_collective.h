@@ -160,6 +160,7 @@ class PendingCollective {
     }
   }
   void check(const at::Tensor& tensor, Into into);
+  bool writes(Into into) const;
   void add_checked(const at::Tensor& tensor, Into into);
   void add_checked_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits,
                         const at::Tensor& output);

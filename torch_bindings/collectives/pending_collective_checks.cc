@@ -23,7 +23,7 @@ void PendingCollective::check(const at::Tensor& tensor, Into into) {
     const bool disguised = tensor.defined() && type_in_disguise(tensor);
     const at::Tensor view = disguised ? real_memory(tensor) : at::Tensor();
     const at::Tensor& real = disguised ? view : tensor;
-    into == Into::Same ? check_writable(real, name) : check_tensor(real, name);
+    writes(into) ? check_writable(real, name) : check_tensor(real, name);
     const DataType given = data_type_of(real, name);
     const DataType dtype = type_that_travels(given);
     if (!parts_.empty() && dtype != spec.dtype) {

@@ -285,5 +285,25 @@ TEST(Completions, ATokenOfEachCallComesOut) {
   for (const Handle& handle : handles) EXPECT_TRUE(handle.poll());
 }
 
+// A broadcast in place writes on the ranks that receive, and only there.
+TEST(BroadcastInPlace, OnlyReadsAtTheRoot) {
+  const bool is_root = rank() == size() - 1;
+  const BroadcastOptions options = {.root = size() - 1};
+  at::Tensor x = at::full({3}, rank() + 1.0).requires_grad_(true);
+  at::Tensor saved = x.exp();  // its derivative is made of itself
+  at::Tensor view = saved.detach();
+  broadcast_(view, options);
+  expect_equal(view, at::full({3}, double(size())).exp());
+  if (is_root) {
+    EXPECT_NO_THROW(saved.sum().backward());
+  } else {
+    EXPECT_THROW(saved.sum().backward(), c10::Error);
+  }
+
+  at::Tensor strided = is_root ? at::ones({1}).expand({3}) : at::zeros({6}).slice(0, 0, 6, 2);
+  broadcast_(strided, options);
+  expect_equal(strided, at::ones({3}));
+}
+
 }  // namespace
 }  // namespace horon::given_results_test

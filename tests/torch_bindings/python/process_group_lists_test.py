@@ -143,6 +143,17 @@ def test_autograd_sees_what_was_written(rank, size):
         loss.backward()
 
 
+def test_the_root_of_a_broadcast_is_not_written(rank, size):
+    weight = torch.ones(3, requires_grad=True)
+    saved = weight.exp()
+    dist.broadcast(saved.detach(), 0)
+    if rank == 0:
+        saved.sum().backward()
+    else:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            saved.sum().backward()
+
+
 def test_a_timeout_leaves_the_memory_of_the_outputs(rank, size):
     """The collective goes on, and writes when the program has let go of the list."""
     if rank == 0:

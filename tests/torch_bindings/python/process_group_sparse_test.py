@@ -71,6 +71,25 @@ def test_what_is_refused(rank, size):
     assert torch.equal(x.to_dense(), size * torch.eye(3))
 
 
+def test_it_goes_on_while_the_program_does_something_else(rank, size):
+    """Rank 0 calls it before its message, and the others after theirs."""
+    x = torch.sparse_coo_tensor([[rank, 3]], [1.0, 2.0], (5,)).coalesce()
+    dense = x.to_dense()
+    if rank == 0:
+        work = dist.all_reduce(x, async_op=True)
+        for other in range(1, size):
+            dist.send(torch.ones(2), other)
+    else:
+        dist.recv(torch.zeros(2), 0)
+        work = dist.all_reduce(x, async_op=True)
+    future = work.get_future().then(lambda done: done.value()[0].to_dense())
+    assert work.wait()
+    assert torch.equal(work.result()[0].to_dense(), x.to_dense())
+    dist.all_reduce(dense)
+    assert torch.equal(x.to_dense(), dense)
+    assert torch.equal(future.wait(), dense)
+
+
 def test_the_timeout_of_the_group(rank, size, set_timeout):
     group = dist.new_group()
     x = torch.eye(3).to_sparse()

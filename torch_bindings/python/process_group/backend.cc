@@ -14,6 +14,7 @@
 #include "horon/torch_bindings/python/process_group/sparse_rows.h"
 #include "horon/torch_bindings/python/process_group/work.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon::python::process_group {
 namespace {
@@ -106,23 +107,21 @@ WorkPtr HoronBackend::compressed_allreduce(const at::Tensor& tensor,
   return work(begun);
 }
 
-// Has ended when it returns: the result has another number of entries than the tensor.
+// The result has another number of entries than the tensor, which gets them when it is delivered.
 WorkPtr HoronBackend::allreduce_sparse_tensor(const at::Tensor& tensor,
                                               const ::c10d::AllreduceOptions& options) {
-  const torch_detail::PlainMode plain;
-  const std::shared_ptr<Operation> begun = operation(OpType::ALLREDUCE, {tensor}, {}, options);
-  order_.start(*begun, {CollectiveKind::Allgather, true},
-               [&](PendingCollective& pending) { add_sparse(pending, tensor, options.reduceOp); });
-  at::Tensor sum;
-  begun->deliver_by([&](const std::vector<Pending>& all) {
-    sum = sparse_sum(*all.front(), tensor, options.reduceOp);
+  const std::shared_ptr<Operation> begun =
+      operation(OpType::ALLREDUCE, {tensor}, {tensor}, options);
+  order_.start(*begun, {CollectiveKind::Allgather, true}, [&](PendingCollective& pending) {
+    const torch_detail::PlainMode plain;
+    add_sparse(pending, tensor, options.reduceOp);
+    torch_detail::mark_written(tensor);
   });
-  begun->wait(Operation::Asks::SignalHandlers);
-  if (const std::exception_ptr fault = begun->outcome()) std::rethrow_exception(fault);
-  tensor.copy_(sum);
-  // Only after the copy: a detached sparse tensor keeps the entries that it has.
-  return work(std::make_shared<Operation>(OpType::ALLREDUCE, ProfiledCall(), Tensors{tensor},
-                                          timeout_.load()));
+  begun->deliver_by([tensor, op = options.reduceOp](const std::vector<Pending>& all) {
+    const torch_detail::PlainMode plain;
+    at::Tensor(tensor).copy_(sparse_sum(*all.front(), tensor, op));
+  });
+  return work(begun);
 }
 
 void HoronBackend::start_runs(Operation& operation, const CallOrder::Start& what,

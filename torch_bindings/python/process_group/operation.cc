@@ -58,7 +58,9 @@ Operation::Operation(::c10d::OpType type, ProfiledCall profiled, const Tensors& 
       deadline_(deadline_after(timeout, begin_)),
       waits_(waits) {
   outputs_.reserve(outputs.size());
-  for (const at::Tensor& output : outputs) outputs_.push_back(output.detach());
+  for (const at::Tensor& output : outputs) {
+    outputs_.push_back(output.is_sparse() ? output : output.detach());
+  }
   if (!outputs.empty()) device_ = outputs.front().device();
 }
 
@@ -168,7 +170,9 @@ std::exception_ptr Operation::outcome() {
       for (const Pending& pending : pending_) (void)pending->results();
       if (deliver_) {
         deliver_(pending_);
-        for (const at::Tensor& output : outputs_) torch_detail::note_current_stream(output);
+        for (const at::Tensor& output : outputs_) {  // those of a sparse one are of this stream
+          if (!output.is_sparse()) torch_detail::note_current_stream(output);
+        }
         written_ = torch_detail::record_current_stream(device_);
       }
       for (const Pending& pending : pending_) pending->drop_results();

@@ -37,7 +37,8 @@ class Operation {
   enum class Waits : bool { Perhaps, AtOnce };
 
   // Made when the call begins. `outputs`: the tensors that hold the result in the end; detached,
-  // since a thread that lets go of a tensor of Python's needs the GIL.
+  // since a thread that lets go of a tensor of Python's needs the GIL. Sparse ones are kept as they
+  // are: a detached one would not get the entries of the result.
   Operation(::c10d::OpType type, ProfiledCall profiled, const Tensors& outputs,
             std::chrono::milliseconds timeout, Waits waits = Waits::Perhaps);
 
