@@ -144,6 +144,7 @@ torch_test(collectives/process_set_test 2 3 4)
 torch_test(collectives/autograd_adjoints_test 2 3 4)
 torch_test(collectives/autograd_test 2 3 4)
 torch_test(collectives/objects_test 1 2 3 4)
+torch_test(collectives/object_lists_test 1 2 3)
 torch_test(collectives/sparse_allreduce_test 2 3 4)
 # What counts allocations and locks, and what refuses threads, replaces operator new,
 # pthread_mutex_lock() and pthread_create() of its program.
@@ -272,8 +273,8 @@ foreach(test amp/autocast_test amp/scaled_gradients_test lr/schedule_test lr/lay
         tensors/parcels_test)
   torch_test(${test})
 endforeach()
-foreach(test amp/amp_test amp/scaled_ada_scale_test gradients/shard_gradients_test
-        gradients/sharded_state_test lr/ada_scale_test lr/lr_test
+foreach(test amp/amp_test amp/scaled_ada_scale_test gradients/compressed_shards_test
+        gradients/shard_gradients_test gradients/sharded_state_test lr/ada_scale_test lr/lr_test
         lr/reduce_on_plateau_test modules/activation_checkpoint_test modules/contrastive_loss_test
         modules/convert_sync_batchnorm_test modules/sync_batch_norm_test)
   torch_test(${test} 1 2 3)

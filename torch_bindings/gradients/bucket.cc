@@ -108,7 +108,8 @@ void GradientBucket::share_out(core::EntrySpec& spec, std::vector<int64_t> share
     travels = scalar_type_of(narrow_.dtype);
     spec.dtype = narrow_.dtype;
     spec.compression = Compression::None;
-    spec.prescale = 1;  // they have been multiplied
+    spec.prescale = 1;                                    // they have been multiplied
+    share_->factor = std::exchange(spec.postscale, 1.0);  // behind the rounding to 16 bits
   }
   spec.kind = CollectiveKind::Reducescatter;
   spec.piece_bytes = 0;
@@ -163,6 +164,7 @@ void GradientBucket::place_result() const {
   if (!share_ || share_->count == 0) return;
   const PlainMode plain;
   share_->values.copy_(share_->result);
+  if (share_->factor != 1) share_->values.mul_(share_->factor);
 }
 
 void GradientBucket::name_plan(const std::string& plan) {

@@ -103,6 +103,7 @@ class GradientBucket {
     int64_t count = 0;
     size_t result_at = 0;  // in memory_, in bytes; in the dtype that travels
     at::Tensor values = {}, result = {};
+    double factor = 1;  // of what has travelled in 16 bits
     // On a GPU with compression to 16 bits: submit() narrows `all` into `all_narrow`.
     at::Tensor all = {}, all_narrow = {};
   };

@@ -9,7 +9,7 @@
 #include <torch/torch.h>
 
 #include "horon/tests/support/error_of.h"
-#include "horon/tests/torch_bindings/gradients/sharded_support.h"
+#include "horon/tests/torch_bindings/gradients/shard_gradients_support.h"
 #include "horon/torch_bindings/amp/grad_scaler.h"
 #include "horon/torch_bindings/lr/ada_scale.h"
 #include "horon/torch_bindings/session.h"
@@ -21,60 +21,6 @@ namespace optim = ::torch::optim;
 using namespace testing_support;
 using test::error_of;
 using testing::HasSubstr;
-
-DistributedOptimizerOptions to_owners(DistributedOptimizerOptions options = {}) {
-  options = sharded(std::move(options));
-  options.shard_gradients = true;
-  return options;
-}
-
-// Two trainings of the same model, whose gradients are whole in the second one.
-template <class Opt>
-struct Pair {
-  template <class Make>
-  Pair(const Make& make, const DistributedOptimizerOptions& options, at::ScalarType dtype)
-      : net(make_net(dtype)),
-        optimizer(make(net->parameters()), *net, options),
-        expected(make_net(dtype)),
-        whole(make(expected->parameters()), *expected, without_shards(options)) {}
-
-  static DistributedOptimizerOptions without_shards(DistributedOptimizerOptions options) {
-    options.shard_gradients = options.shard_optimizer_state = false;
-    return options;
-  }
-  // Both trainings run `step(net, optimizer)`.
-  template <class Step>
-  void both(const Step& step) {
-    step(net, optimizer);
-    step(expected, whole);
-  }
-
-  Net net;
-  DistributedOptimizer<Opt> optimizer;
-  Net expected;
-  DistributedOptimizer<Opt> whole;
-};
-
-Pair<optim::SGD> sgd(const DistributedOptimizerOptions& options,
-                     at::ScalarType dtype = at::kFloat) {
-  const auto make = [](std::vector<at::Tensor> parameters) {
-    return optim::SGD(std::move(parameters), optim::SGDOptions(0.1).momentum(0.9));
-  };
-  return {make, options, dtype};
-}
-
-Pair<optim::AdamW> adam(const DistributedOptimizerOptions& options) {
-  const auto make = [](std::vector<at::Tensor> parameters) {
-    return optim::AdamW(std::move(parameters), 1e-2);
-  };
-  return {make, options, at::kFloat};
-}
-
-void step_on(Net& net, optim::Optimizer& optimizer, int step, double factor = 1) {
-  const at::ScalarType dtype = net->out->weight.scalar_type();
-  (loss_of(net, shard_of(batch_of(step, dtype))) * factor).backward();
-  optimizer.step();
-}
 
 TEST(ShardGradients, TrainsToTheSameBits) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
@@ -293,33 +239,6 @@ TEST(ShardGradients, WithAGradScaler) {
 }
 
 // In 16 bits, gradients are rounded as they are without shard_gradients.
-TEST(ShardGradients, Compressed) {
-  for (const Compression compression : {Compression::Float16, Compression::BFloat16}) {
-    for (const double predivide : {1.0, 2.0}) {
-      auto pair =
-          sgd(to_owners({.compression = compression, .gradient_predivide_factor = predivide}));
-      for (int step = 0; step < 5; ++step) {
-        pair.both([&](Net& net, auto& optimizer) {
-          if (step != 3) optimizer.zero_grad();
-          if (step > 1) optimizer.set_weight(rank() + 1);
-          step_on(net, optimizer, step);
-        });
-      }
-      // Where a step adds to the older gradient, the owner keeps the older one as it was.
-      expect_same_parameters(*pair.net, *pair.expected, 2e-3);
-      expect_equal_on_all_ranks(*pair.net);
-    }
-    auto pair = adam(to_owners({.compression = compression}));
-    for (int step = 0; step < 4; ++step) {
-      pair.both([&](Net& net, auto& optimizer) {
-        optimizer.zero_grad();
-        step_on(net, optimizer, step);
-      });
-    }
-    expect_same_bits(pair.net, pair.expected);
-  }
-}
-
 TEST(ShardGradients, OnAProcessSet) {
   if (size() < 3) GTEST_SKIP() << "needs 3 ranks";
   const ProcessSet set = add_process_set({0, size() - 1});
