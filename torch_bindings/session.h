@@ -24,16 +24,17 @@ namespace horon {
 // Error(Config), also if that is not the version of the library.
 void init(const InitOptions& options = {}, std::string_view headers = kHeaderVersion);
 
-// The device for the model and the data of this rank. A GPU: the one numbered local_rank(), or the
-// only one that the rank may use (CUDA_VISIBLE_DEVICES); it also becomes the current device of this
+// The device for the model and the data of this rank. A GPU: the one numbered local_rank() modulo
+// the GPUs that the rank may use (CUDA_VISIBLE_DEVICES); it also becomes the current device of this
 // thread. The CPU: where no rank has a GPU, or where LibTorch's CUDA library is not in the process
-// (CMake links it: HORON_TORCH_CUDA). Throws Error(NotInitialized), and Error(Config) where there
-// are GPUs that the ranks can't use together: more ranks than GPUs on a host, no NCCL, a rank
-// without one. CUDA_VISIBLE_DEVICES= (empty) makes it the CPU, and with HORON_GPU_COLLECTIVES=host
-// it is the CPU on ranks without a GPU, beside others that have one. With a process set, only its
-// members count: some ranks of a job may have GPUs, and others none. Throws Error(InvalidArgument)
-// if this rank is not in the set, and Error(Config) for a set with GPUs that its members made too
-// early (see add_process_set_among()).
+// (CMake links it: HORON_TORCH_CUDA). Throws Error(NotInitialized), and Error(Config) where some
+// ranks have a GPU and others none. Where ranks share a GPU, or NCCL can't be used for another
+// reason, collectives go through the host's memory, with a warning; HORON_GPU_COLLECTIVES=nccl
+// makes that an Error(Config) here. CUDA_VISIBLE_DEVICES= (empty) makes it the CPU, and with
+// HORON_GPU_COLLECTIVES=host it is the CPU on ranks without a GPU, beside others that have one.
+// With a process set, only its members count: some ranks of a job may have GPUs, and others none.
+// Throws Error(InvalidArgument) if this rank is not in the set, and Error(Config) for a set with
+// GPUs that its members made too early (see add_process_set_among()).
 c10::Device device(const ProcessSet& process_set = {});
 
 }  // namespace horon

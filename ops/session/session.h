@@ -72,8 +72,8 @@ void stop_timeline();
 // last. Until then this rank takes part in the others' allreduces and allgathers without data: Sum
 // and Average see zeros, and Average divides by the ranks that have not joined; Min, Max and
 // Product do not change; Allgather gets no rows; a barrier does not wait for it. A collective that
-// needs every rank (alltoall, reducescatter, gather, scatter, a broadcast whose root has joined)
-// fails on the others with its name. Throws Error.
+// needs every rank (alltoall, reduce, reducescatter, gather, scatter, a broadcast whose root has
+// joined) fails on the others with its name. Throws Error.
 int join(const ProcessSet& process_set = {});
 
 // Every rank should call it. Says that this rank is done, serves the others until all are done,

@@ -32,11 +32,11 @@
 // for each other on each rank and meet those of the other ranks in the order of calls. So a forward
 // that is recomputed, and two backwards through one graph, also on two threads, don't collide.
 //
-// Min, Max and Product are refused (InvalidArgument): they have no derivative here. Compression
-// counts as the identity (straight-through), and the gradients travel compressed as well. For
-// integers and bool, and where no gradients are recorded, these are the plain forms, with all
-// reductions. Complex gradients follow LibTorch's convention. Sparse gradients are made dense. Any
-// thread may call.
+// Min, Max, Product and Adasum are refused (InvalidArgument): they have no derivative here.
+// Compression counts as the identity (straight-through), and the gradients travel compressed as
+// well. For integers and bool, and where no gradients are recorded, these are the plain forms, with
+// all reductions. Complex gradients follow LibTorch's convention. Sparse gradients are made dense.
+// Any thread may call.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,8 @@
 #include "horon/torch_bindings/collectives/objects.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <iterator>
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -22,6 +24,7 @@ using Tensors = std::vector<at::Tensor>;
 constexpr char kOfGpu = 'g';
 constexpr char kOfHost = 'h';
 constexpr char kEndOfPlaces = '\n';
+constexpr char kBeginOfList = '[';  // then the length of each part, 8 bytes, and the part
 
 std::string places_of(const Tensors& tensors) {
   std::string places;
@@ -143,6 +146,31 @@ c10::IValue read_ivalue(const std::string& bytes) {
   Tensors tensors = read;
   put_in_places(bytes, tensors);
   return with_tensors(value, read, tensors);
+}
+
+std::string write_list(const std::vector<std::string>& parts) {
+  std::string bytes(1, kBeginOfList);
+  for (const std::string& part : parts) {
+    const uint64_t length = part.size();
+    bytes.append(reinterpret_cast<const char*>(&length), sizeof(length)).append(part);
+  }
+  return bytes;
+}
+
+std::vector<std::string> read_list(const std::string& bytes) {
+  if (bytes.empty() || bytes.front() != kBeginOfList) throw_unlike();
+  std::vector<std::string> parts;
+  size_t begin = 1;
+  while (begin < bytes.size()) {
+    uint64_t length = 0;
+    if (bytes.size() - begin < sizeof(length)) throw_unlike();
+    std::memcpy(&length, bytes.data() + begin, sizeof(length));
+    begin += sizeof(length);
+    if (bytes.size() - begin < length) throw_unlike();
+    parts.push_back(bytes.substr(begin, length));
+    begin += length;
+  }
+  return parts;
 }
 
 std::string write_archive(::torch::serialize::OutputArchive& archive) {

@@ -10,6 +10,7 @@
 //  - a number, bool or enum;
 //  - at::Tensor, std::vector<at::Tensor>: shapes and dtypes may differ from rank to rank. A view
 //    sends its own elements only;
+//  - std::vector of such values, of any lengths, also of vectors;
 //  - c10::IValue with what torch::pickle_save takes: lists, dictionaries, tuples of such values;
 //  - a module (a ModuleHolder or a shared_ptr to a module), for broadcast only: the root's
 //    parameters and buffers are put into the module that is given;
@@ -53,6 +54,10 @@ namespace torch_detail {
 template <class T>
 inline constexpr bool kIsNumber = std::is_arithmetic_v<T> || std::is_enum_v<T>;
 template <class T>
+struct IsList : std::false_type {};
+template <class T>
+struct IsList<std::vector<T>> : std::true_type {};
+template <class T>
 struct IsModule : std::is_base_of<::torch::detail::ModuleHolderIndicator, T> {};
 template <class T>
 struct IsModule<std::shared_ptr<T>> : std::is_base_of<::torch::nn::Module, T> {};
@@ -67,6 +72,9 @@ c10::IValue read_ivalue(const std::string& bytes);
 // The same for an archive: what reads from it gets tensors on those devices.
 std::string write_archive(::torch::serialize::OutputArchive& archive);
 void read_archive(::torch::serialize::InputArchive& archive, const std::string& bytes);
+// A list of byte strings in one.
+std::string write_list(const std::vector<std::string>& parts);
+std::vector<std::string> read_list(const std::string& bytes);
 // Reads into a module what torch::save() has written.
 void read_module(::torch::nn::Module& module, const std::string& bytes);
 
@@ -81,6 +89,11 @@ std::string write_object(const T& value) {
     return write_tensors({value});
   } else if constexpr (std::is_same_v<T, std::vector<at::Tensor>>) {
     return write_tensors(value);
+  } else if constexpr (IsList<T>::value) {
+    static_assert(!IsModule<typename T::value_type>::value, "broadcast each module by itself");
+    std::vector<std::string> parts;
+    for (const typename T::value_type& part : value) parts.push_back(write_object(part));
+    return write_list(parts);
   } else if constexpr (std::is_same_v<T, c10::IValue>) {
     return write_ivalue(value);
   } else {
@@ -104,6 +117,12 @@ T read_object(const std::string& bytes, [[maybe_unused]] const T& into) {
     return read_tensor(bytes);
   } else if constexpr (std::is_same_v<T, std::vector<at::Tensor>>) {
     return read_tensors(bytes);
+  } else if constexpr (IsList<T>::value) {
+    T value;
+    for (const std::string& part : read_list(bytes)) {
+      value.push_back(read_object(part, typename T::value_type()));
+    }
+    return value;
   } else if constexpr (std::is_same_v<T, c10::IValue>) {
     return read_ivalue(bytes);
   } else if constexpr (IsModule<T>::value) {
