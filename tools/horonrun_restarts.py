@@ -202,10 +202,11 @@ class HostWatch(threading.Thread):
     """While a job runs: leaves a sign if the job could have more ranks, or if a host is no longer
     there. The ranks look for the sign when they commit."""
 
-    def __init__(self, discovery, hosts):
+    def __init__(self, discovery, hosts, stopped):
         super().__init__(daemon=True)
         self.discovery = discovery
         self.hosts = hosts  # of the job
+        self.stopped = stopped  # whether the job will not be started again
         self.is_over = threading.Event()
 
     def run(self):
@@ -213,6 +214,8 @@ class HostWatch(threading.Thread):
         told = None
         while not self.is_over.wait(SECONDS_BETWEEN_LOOKS):
             hosts, trouble = self.discovery.ask()
+            if self.stopped():
+                return
             if trouble or self.is_over.is_set() or not self.is_better_on(hosts):
                 continue
             try:

@@ -304,7 +304,7 @@ class Elastic(WithMpirun):
         self.assertEqual(job.communicate(timeout=250)[1], HOSTS_HAVE_CHANGED)
         self.assertEqual((job.returncode, len(self.lines())), (0, 2))
 
-    def test_new_hosts_after_a_signal_for_ranks(self):
+    def test_a_signal_for_ranks_after_new_hosts(self):
         """The next start would not hear of the signal."""
         self.write("mpirun.sh", "trap 'exit 75' USR1; printf '#!/bin/sh\\necho one:9' > hosts.sh; "
                                 "until [ -e $commits.hosts ]; do sleep 0.1; done; "
@@ -316,6 +316,20 @@ class Elastic(WithMpirun):
         self.assertEqual(job.communicate(timeout=250)[1], HOSTS_HAVE_CHANGED +
                          "horonrun: SIGUSR1 has come: the job is not started again\n")
         self.assertEqual((job.returncode, len(self.lines())), (75, 1))
+
+    def test_new_hosts_after_a_signal_for_ranks(self):
+        """The job ends as it likes."""
+        self.write("new_hosts.sh", "#!/bin/sh\ntouch asked; echo one:9")
+        self.write("mpirun.sh", "trap 'mv new_hosts.sh hosts.sh' USR1; echo begun; "
+                                "until [ -e asked ]; do sleep 0.1; done; sleep 2; "
+                                "[ ! -e $commits.hosts ] || exit 75; exit 5")
+        job = self.start("-np", 3, "--max-np", 6, "--host-discovery-script", "./hosts.sh")
+        self.assertEqual(job.stdout.readline(), "begun\n")
+        job.send_signal(signal.SIGUSR1)
+        self.assertEqual(job.communicate(timeout=250)[1],
+                         "horonrun: the job has failed with exit code 5\n"
+                         "horonrun: SIGUSR1 has come: the job is not started again\n")
+        self.assertEqual((job.returncode, len(self.lines())), (5, 1))
 
     def test_hosts_that_make_no_difference_change_nothing(self):
         code, told = self.run_with(  # behind a look at these hosts, and before the next one

@@ -54,6 +54,14 @@ def test_a_setting_in_the_environment_stays(line_of, monkeypatch):
     assert line_of(np=3) == "-np 3 --host localhost:3 --bind-to none"
 
 
+def test_a_list_of_variables_that_mpirun_does_not_take_beside_x(line_of, monkeypatch):
+    monkeypatch.setenv("OMPI_MCA_mca_base_env_list", "A=1")
+    line_of(np=3)
+    line_of(np=3, hosts="a:3", version="mpirun (Open MPI) 5.0.7")
+    with pytest.raises(ValueError, match="OMPI_MCA_mca_base_env_list: Open MPI 4 takes"):
+        line_of(np=3, hosts="a:3")
+
+
 def test_ranks_on_hosts(line_of, monkeypatch):
     assert line_of(np=3, hosts="a:2,b").startswith("-np 3 -H a:2,b -x ")
     assert line_of(np=3, hosts="a:2,b").endswith(" --bind-to none")

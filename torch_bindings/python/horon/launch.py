@@ -136,6 +136,14 @@ def _needed(ranks, given, environment):
     # Ubuntu 26.04's mpirun does not find that text, and names files of PRRTE instead.
     if not re.search("Open MPI|OpenRTE|PRRTE|prterun", told.stdout + told.stderr, re.IGNORECASE):
         return []
+    # Open MPI 5 takes both.
+    if re.search(r"\(Open MPI\) [1-4]\.", told.stdout) and "-x" in given:
+        for name, settings in (("OMPI_MCA_mca_base_env_list", environment),
+                               ("mca_base_env_list", given)):
+            if name in settings:
+                raise ValueError(
+                    f"{name}: Open MPI 4 takes this setting or -x, not both, and run() passes "
+                    "variables by -x: unset it, and give run() the variables in env")
     needed = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     if not _binds(given, environment):
         needed += ["--bind-to", "none"]
