@@ -13,7 +13,7 @@ namespace horon::core {
 namespace {
 
 void (*finalize_action)() = nullptr;
-// The program ends MPI itself. MPI says "finalised" only after the callbacks.
+// MPI says "finalised" only after the callbacks.
 std::atomic<bool> finalize_has_begun{false};
 
 // The processes that MPI knows of, whatever communicator the program gives.

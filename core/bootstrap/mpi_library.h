@@ -16,7 +16,8 @@ class MpiLibrary {
   // Initialises MPI for calls from several threads if nobody has. Throws Error(Config) if MPI has
   // ended already, naming the cure.
   MpiLibrary();
-  // Ends MPI if this object began it: all ranks must come here. Not after abandon().
+  // Ends MPI if this object began it, unless MPI_Finalize() has begun: all ranks must come here.
+  // Not after abandon().
   ~MpiLibrary();
   MpiLibrary(const MpiLibrary&) = delete;
   MpiLibrary& operator=(const MpiLibrary&) = delete;

@@ -14,6 +14,8 @@ constexpr int64_t kCellBytesAlways = 512;
 // One hop takes as long as so many messages: a rank that passes a message on does other work
 // between its looks for messages.
 constexpr double kMessagesOfHop = 4;
+// The sender's own time for each message of a hop. It counts where one host sends to hundreds.
+constexpr double kPostUs = 0.5;
 
 // Hops from the source to the last host.
 int hops_of_tree(int hosts, int fan_out) {
@@ -53,8 +55,8 @@ double rounds_us(const Situation& situation, Algorithm algorithm,
 double tree_us(const Situation& situation, int fan_out, const MachineConstants& constants) {
   const auto first = static_cast<double>(std::min(situation.bytes, situation.chunk_bytes));
   const double rest = static_cast<double>(situation.bytes) - first;
-  const double hop =
-      first * fan_out / constants.wire_bytes_per_us + kMessagesOfHop * constants.message_us;
+  const double hop = first * fan_out / constants.wire_bytes_per_us + kPostUs * fan_out +
+                     kMessagesOfHop * constants.message_us;
   return rest * fan_out / constants.wire_bytes_per_us +
          hops_of_tree(situation.hosts, fan_out) * hop;
 }

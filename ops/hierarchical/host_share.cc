@@ -182,11 +182,14 @@ int64_t HostShare::copy_out() {
   if (copied_out_ == copied_in_ || !is_over(copied_out_)) return 0;
   const int64_t chunk = copied_out_++;
   const ChunkPlace place = parts_.chunks->place(chunk);
+  std::byte* const to = parts_.batch->output + place.output_begin;
+  // In place: the program may be reading what it gives.
+  const bool is_there =
+      place.giver == layout().local_rank && parts_.batch->input + place.input_begin == to;
   const bool copies = output_lies_ == Lies::InWindow && !is_own(chunk) && place.bytes > 0 &&
-                      place.takes(layout().local_rank);
+                      place.takes(layout().local_rank) && !is_there;
   if (!copies) return 1;
-  core::copy_bytes(parts_.batch->output + place.output_begin, in_window(chunk),
-                   static_cast<size_t>(place.bytes));
+  core::copy_bytes(to, in_window(chunk), static_cast<size_t>(place.bytes));
   return 1 + place.bytes;
 }
 

@@ -84,8 +84,9 @@ class MessageExchange::Running final : public core::InFlight {
     for (int distance = 1; distance < parent_.size_; ++distance) {
       const auto next = (parent_.rank_ + distance) % parent_.size_;
       const auto member = static_cast<size_t>(next);
-      flows_.emplace_back(next, to[member], bytes_of(in[member]), false);
-      flows_.emplace_back(next, from[member], bytes_of(out[member]), true);
+      // In a gather or a scatter, most ranks exchange with one.
+      if (in[member] > 0) flows_.emplace_back(next, to[member], bytes_of(in[member]), false);
+      if (out[member] > 0) flows_.emplace_back(next, from[member], bytes_of(out[member]), true);
     }
   }
 

@@ -157,7 +157,7 @@ void init_session(const InitOptions& options, std::string_view headers) {
   if (here.mpi_is_over) {
     throw Error(
         ErrorCode::Config,
-        "init() can't be called again after shutdown(): shutdown() ended MPI, which starts only "
+        "init() can't be called again after shutdown(): MPI has ended with it, and starts only "
         "once in a process. Call MPI_Init_thread() yourself to keep MPI alive in between.");
   }
   here.job = ops::Job::start(options, [] { shutdown(); }).release();

@@ -19,9 +19,9 @@ struct InitOptions {
   // An MPI communicator of the caller's (a pointer to the MPI_Comm), which is duplicated. For jobs
   // where only some ranks train: all of its ranks call init(), and no others. Null: MPI_COMM_WORLD.
   // If MPI is not initialised, init() does so and shutdown() finalises it. Otherwise the caller has
-  // asked for MPI_THREAD_MULTIPLE, and finalises after shutdown() or in its place: MPI_Finalize()
-  // shuts a session down. MPI_THREAD_SERIALIZED suffices if the caller makes no call of MPI while
-  // the session lasts.
+  // asked for MPI_THREAD_MULTIPLE, and finalises after shutdown(). In both cases MPI_Finalize() may
+  // be called in the place of shutdown(): it shuts a session down. MPI_THREAD_SERIALIZED suffices
+  // if the caller makes no call of MPI while the session lasts.
   const void* mpi_comm = nullptr;
   // Knobs, as {"HORON_BUCKET_BYTES", "4194304"}; they win over the environment.
   std::map<std::string, std::string> set = {};

@@ -144,11 +144,11 @@ void PendingCollective::add_rows_apart(const at::Tensor& rows, const std::vector
 
 // As a reducescatter that gives all elements to the root.
 void PendingCollective::add_reduced(const at::Tensor& tensor, Into into) {
-  check(tensor, into);
+  const bool is_root = spec.root == horon::rank();
+  check(tensor, is_root ? into : Into::Nowhere);
   at::Tensor real;
   or_refuse([&] { real = row_major(real_view(tensor)); });
   remark = concat("shape ", core::shape_text(tensor.sizes()));
-  const bool is_root = spec.root == horon::rank();
   spec.splits.assign(static_cast<size_t>(process_set_.size()), 0);
   const std::vector<int> ranks = process_set_.ranks();
   const auto root = std::find(ranks.begin(), ranks.end(), spec.root) - ranks.begin();

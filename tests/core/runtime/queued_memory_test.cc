@@ -67,7 +67,7 @@ TEST(QueuedMemory, ATrainingWaitsNeverOnTheHost) {
 // The device does nothing for a long time. Still, each handle finishes, negotiated or frozen,
 // before the program submits the next: enqueued work does not block.
 TEST(QueuedMemory, NoHandleWaitsForTheDevice) {
-  std::atomic<bool> go{false};
+  std::atomic<bool> go{false};  // before the world: threads of its devices look at it
   World world(2, {}, no_limits());
   world.each([&](Runtime& runtime, int rank) {
     FakeQueue program(world.device(rank));
@@ -184,7 +184,7 @@ TEST(QueuedMemory, ATensorOfAnotherDeviceIsRefused) {
 // The handles have finished, and their work on the device never will: a thread that waits for it on
 // the host gets the cause.
 TEST(QueuedMemory, AFailureBehindAFinishedHandleIsHeardByWhoWaits) {
-  std::atomic<bool> go{false};  // outlives the devices, whose threads look at it
+  std::atomic<bool> go{false};
   World world(2, {.fail_op_at_sequence = 1}, no_limits());
   world.each([&](Runtime& runtime, int rank) {
     FakeQueue program(world.device(rank));

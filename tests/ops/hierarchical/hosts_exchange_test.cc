@@ -3,7 +3,12 @@
 #include "horon/ops/hierarchical/hosts_exchange.h"
 
 #include <cstring>
+#include <memory>
 #include <numeric>
+#include <random>
+#include <sys/mman.h>
+#include <utility>
+#include <vector>
 
 #include "horon/core/base/error.h"
 #include "horon/ops/hierarchical/host_cells.h"
@@ -59,6 +64,34 @@ INSTANTIATE_TEST_SUITE_P(Hosts, ReductionToOneThreads,
                          testing::Values(std::vector{0, 1}, std::vector{0, 1, 2},
                                          std::vector{0, 0, 1, 1, 2}, std::vector{0, 1, 2, 3}),
                          layout_name);
+
+// The program may read what it gives, and that may lie in read-only memory. Each of the two lanes
+// drives some of the chunks.
+TEST(HostsExchange, ABroadcastInPlaceOnlyReadsAtItsRoot) {
+  constexpr size_t kBytes = size_t{1} << 20;
+  void* const page =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(page, MAP_FAILED);
+  auto* const given = static_cast<std::byte*>(page);
+  std::memset(given, 7, kBytes);
+  ASSERT_EQ(mprotect(page, kBytes, PROT_READ), 0);
+  with_thread_hosts({0, 0, 1, 1}, [&](const World& world, const BetweenHosts& parts) {
+    HostsExchange exchange(parts);
+    std::vector<std::byte> received(kBytes);
+    core::Batch batch;
+    batch.kind = CollectiveKind::Broadcast;
+    batch.dtype = DataType::UInt8;
+    batch.count = kBytes;
+    batch.output = world.rank == 0 ? given : received.data();
+    batch.input = batch.output;
+    std::vector<std::unique_ptr<core::InFlight>> in_flight;
+    in_flight.push_back(exchange.start(batch));
+    std::mt19937_64 random(1);
+    drive(world, std::move(in_flight), random);
+    EXPECT_EQ(std::memcmp(batch.output, given, kBytes), 0);
+  });
+  munmap(page, kBytes);
+}
 
 core::Batch ones(CollectiveKind kind, const World& world, int64_t elements,
                  std::vector<int32_t>& input, std::vector<int32_t>& output) {

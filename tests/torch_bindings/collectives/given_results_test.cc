@@ -272,6 +272,30 @@ TEST(Call, BytesWithoutMemoryFailOnAllRanks) {
   EXPECT_EQ(scatter_bytes(parts, {.name = "scatter"}), bytes);
 }
 
+TEST(ReduceInPlace, OnlyReadsElsewhereThanAtTheRoot) {
+  const bool is_root = rank() == size() - 1;
+  const at::Tensor x = is_root ? at::ones({3}) : at::ones({1}).expand({3});
+  reduce_(x, {.root = size() - 1, .op = ReduceOp::Sum});
+  expect_equal(x, at::full({3}, is_root ? double(size()) : 1.0));
+}
+
+// Made in inference mode, and reduced behind its end, also where results are copied back.
+TEST(InferenceTensors, AreWrittenInPlace) {
+  at::Tensor row, transposed;
+  {
+    const c10::InferenceMode inference;
+    row = at::ones({3});
+    transposed = at::ones({2, 3}).t();
+  }
+  const double sum = size();
+  reduce_(row, {.root = size() - 1, .op = ReduceOp::Sum});
+  expect_equal(row, at::full({3}, rank() == size() - 1 ? sum : 1.0));
+  allreduce_(transposed, {.op = ReduceOp::Sum});
+  expect_equal(transposed, at::full({3, 2}, sum));
+  broadcast_(transposed, {.root = size() - 1});
+  expect_equal(transposed, at::full({3, 2}, sum));
+}
+
 TEST(Completions, ATokenOfEachCallComesOut) {
   const auto queue = std::make_shared<CompletionQueue>();
   std::vector<Handle> handles;
