@@ -54,6 +54,11 @@ NamedTensors tensors_of(const ::torch::nn::Module& module) {
   return all;
 }
 
+bool can_be_averaged(const at::Tensor& tensor) {
+  return (tensor.is_floating_point() || tensor.is_complex()) &&
+         !torch_detail::is_moved_only(tensor);
+}
+
 }  // namespace
 
 LocalSgd::LocalSgd(const ::torch::nn::Module& module, LocalSgdOptions options)
@@ -67,7 +72,7 @@ LocalSgd::LocalSgd(const NamedTensors& tensors, LocalSgdOptions options)
   torch_detail::UniqueNames names;
   std::unordered_set<const void*> seen;  // tied ones count once, by their first name
   for (const auto& [name, tensor] : tensors) {
-    if (tensor.defined() && !tensor.is_floating_point() && !tensor.is_complex()) continue;
+    if (tensor.defined() && !can_be_averaged(tensor)) continue;
     torch_detail::check_writable(torch_detail::real_memory(tensor), name);
     if (names.add({name, tensor}) && seen.insert(tensor.unsafeGetTensorImpl()).second) {
       add(name, tensor);

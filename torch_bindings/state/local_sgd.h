@@ -67,10 +67,10 @@ class LocalSgd {
  public:
   // Of a module: the parameters that require a gradient now, and its buffers of floating or complex
   // numbers (running means and the like), which are averaged as they are. In a list of tensors one
-  // that requires no gradient counts as such a buffer. Others (integers) stay each rank's own.
-  // Holds the tensors; with an outer step or compression also a copy of each parameter, and with
-  // momentum two. Local. Throws Error(InvalidArgument) naming the option, or a tensor that
-  // collectives don't take or that shares its name; Error(NotInitialized).
+  // that requires no gradient counts as such a buffer. Others (integers, floats of 8 bits) stay
+  // each rank's own. Holds the tensors; with an outer step or compression also a copy of each
+  // parameter, and with momentum two. Local. Throws Error(InvalidArgument) naming the option, or a
+  // tensor that collectives don't take or that shares its name; Error(NotInitialized).
   explicit LocalSgd(const NamedTensors& tensors, LocalSgdOptions options = {});
   explicit LocalSgd(const torch::nn::Module& module, LocalSgdOptions options = {});
 

@@ -238,7 +238,6 @@ TEST(ShardGradients, WithAGradScaler) {
   }
 }
 
-// In 16 bits, gradients are rounded as they are without shard_gradients.
 TEST(ShardGradients, OnAProcessSet) {
   if (size() < 3) GTEST_SKIP() << "needs 3 ranks";
   const ProcessSet set = add_process_set({0, size() - 1});

@@ -161,6 +161,7 @@ struct NetImpl : torch::nn::Module {
   at::Tensor empty = register_parameter("empty", torch::ones({0, 3}));
   at::Tensor half = register_parameter("half", torch::ones({3}, torch::kBFloat16));
   at::Tensor spectrum = register_parameter("spectrum", torch::ones({3}, torch::kComplexFloat));
+  at::Tensor codes = register_buffer("codes", torch::ones({3}).to(torch::kFloat8_e4m3fn));
   at::Tensor frozen;
 };
 TORCH_MODULE(Net);
@@ -177,6 +178,7 @@ TEST(LocalSgd, ParametersAndBuffersOfAModule) {
   EXPECT_TRUE(net->frozen.eq(rank() + 0.5).all().item<bool>());
   EXPECT_TRUE(at::allclose(net->norm->running_mean, at::full({4}, mean)));
   EXPECT_EQ(net->norm->num_batches_tracked.item<int64_t>(), rank() + 5);
+  EXPECT_TRUE(net->codes.to(at::kFloat).eq(1).all().item<bool>());
 }
 
 TEST(LocalSgd, WhatHasMovedTravelsIn16Bits) {

@@ -170,7 +170,7 @@ std::exception_ptr Operation::outcome() {
       for (const Pending& pending : pending_) (void)pending->results();
       if (deliver_) {
         deliver_(pending_);
-        for (const at::Tensor& output : outputs_) {  // those of a sparse one are of this stream
+        for (const at::Tensor& output : outputs_) {  // the entries of a sparse one are new
           if (!output.is_sparse()) torch_detail::note_current_stream(output);
         }
         written_ = torch_detail::record_current_stream(device_);
@@ -193,6 +193,12 @@ std::exception_ptr Operation::outcome() {
 
 void Operation::follow_in_current_stream() const {
   for (const Pending& pending : pending_) (void)pending->results();
+  for (const at::Tensor& output : outputs_) {
+    if (!output.is_sparse()) continue;
+    // The thread that delivered the entries has made them in its own stream.
+    torch_detail::note_current_stream(output._indices());
+    torch_detail::note_current_stream(output._values());
+  }
   torch_detail::let_current_stream_wait(device_, written_.get());
   const std::lock_guard lock(aside_mutex_);
   torch_detail::let_current_stream_wait(device_, aside_.get());
