@@ -216,7 +216,7 @@ void add_reports(CLI::App& app, Options& options) {
   app.add_option("-J,--json", options.json,
                  "also write results to this file; -: to standard output, without the table");
   app.add_option("--ratio-max", options.ratio_max,
-                 "fail if Horon's time is more than this many times the first peer's (in place)")
+                 "fail if Horon's time is more than this many times the first peer's, at some size")
       ->check(positive());
   app.add_option(
          "--idle", options.idle_s,

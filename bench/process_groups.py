@@ -123,6 +123,11 @@ def require_right(contenders, tensors, name):
             raise RuntimeError(f"a {name} over {key} has given a wrong result")
 
 
+def in_turns(keys, round_number):
+    """All of them; each round begins with another one."""
+    return [keys[(i + round_number) % len(keys)] for i in range(len(keys))]
+
+
 def time_calls(contenders, name, count, options):
     """contender -> seconds of each repetition, on the slowest rank"""
     calls = 16 if count * 4 <= 65536 else 1  # one is too short for the clock
@@ -130,7 +135,8 @@ def time_calls(contenders, name, count, options):
     seconds = {key: [] for key in contenders}
     tensors = {key: new(count) for key, (new, _, _) in contenders.items()}
     for repetition in range(warmup + options.repetitions):
-        for key, (_, call_of, group) in contenders.items():
+        for key in in_turns(list(contenders), repetition):
+            _, call_of, group = contenders[key]
             call, tensor = call_of[name], tensors[key]
             # Each call adds to what the one before has left: without this the values would grow to
             # infinity, or be zeros, which may take another time than numbers.
@@ -222,8 +228,7 @@ def measure_training(name, groups, options):
     seconds = {key: [] for key in contenders}
     keys = list(contenders)
     for block in range(options.blocks):
-        for i in range(len(keys)):  # each block begins with another contender
-            key = keys[(i + block) % len(keys)]
+        for key in in_turns(keys, block):
             seconds[key].append(time_steps(contenders[key], steps))
     seconds = {key: mean(values) for key, values in seconds.items()}
     over = {key: quartiles(ratios(seconds, key, "floor")) for key in keys[1:]}

@@ -127,11 +127,6 @@ nlohmann::json placement_json(const Options& options, const Row& row,
   return json;
 }
 
-// The call in place, or out of place for a collective that has no other form.
-const Placement& main_placement(const Row& row) {
-  return row.in_place ? *row.in_place : *row.out_of_place;
-}
-
 double average_busbw(const std::vector<Row>& rows, const Options& options, int ranks) {
   double sum = 0;
   int count = 0;
@@ -282,8 +277,10 @@ int64_t wrong_in(const std::vector<Row>& rows) {
 double worst_ratio(const std::vector<Row>& rows) {
   double worst = 0;
   for (const Row& row : rows) {
-    const Placement& placement = main_placement(row);
-    if (!placement.peers.empty()) worst = std::max(worst, placement.peers.front().ratio.median);
+    for (const auto* placement : {&row.out_of_place, &row.in_place}) {
+      if (!*placement || (*placement)->peers.empty()) continue;
+      worst = std::max(worst, (*placement)->peers.front().ratio.median);
+    }
   }
   return worst;
 }

@@ -27,8 +27,8 @@ std::string footer_text(const std::vector<Row>& rows, const Options& options, in
 nlohmann::json to_json(const Options& options, const ProcessSet& set, const std::vector<Row>& rows);
 
 int64_t wrong_in(const std::vector<Row>& rows);
-// The largest ratio of Horon's time to the first peer's, in place, or out of place if the
-// collective has no other form; 0 without a peer.
+// The largest ratio of Horon's time to the first peer's, in place and out of place; 0 without a
+// peer.
 double worst_ratio(const std::vector<Row>& rows);
 
 }  // namespace horon::bench

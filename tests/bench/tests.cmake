@@ -4,8 +4,8 @@ if(NOT TARGET horon-bench)
 endif()
 
 horon_test(bench_parts_test
-           FILES bench/gloo_place_test.cc bench/options_test.cc bench/statistics_test.cc
-                 bench/step_model_test.cc bench/test_data_test.cc
+           FILES bench/gloo_place_test.cc bench/options_test.cc bench/report_test.cc
+                 bench/statistics_test.cc bench/step_model_test.cc bench/test_data_test.cc
            LIBS horon_bench_parts)
 
 horon_test(gpu_bench_test FILES bench/gpu_bench_test.cc LIBS horon_bench_parts horon_host_gpu
