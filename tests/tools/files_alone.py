@@ -2,7 +2,9 @@
 """Whether each test of core and ops compiles alone. A continuous integration compiles many files of
 a folder as one, where a file finds what another one defines or includes; the plain build does not.
 
-usage: files_alone.py BUILD [JOBS]     BUILD: of the preset release
+usage: files_alone.py BUILD [JOBS [COMMITS]]
+  BUILD: of the preset release
+  COMMITS: only files that so many last commits have changed, or that include a header changed there
 """
 
 import concurrent.futures
@@ -71,13 +73,38 @@ def command_of(build):
             *(word for pair in words for word in pair)]
 
 
+def names(*command):
+    told = subprocess.run(["git", *command], cwd=REPOSITORY, check=True, capture_output=True,
+                          text=True).stdout
+    return {name for name in told.split("\0") if name}
+
+
+def concerned_by_last(commits, files):
+    """Of the files, those that these commits may have broken. All where git knows no more."""
+    before = f"HEAD~{commits}"
+    if subprocess.run(["git", "rev-parse", "--verify", "--quiet", before], cwd=REPOSITORY,
+                      stdout=subprocess.DEVNULL, check=False).returncode != 0:
+        return files
+    changed = names("diff", "--name-only", "-z", before)
+    included = [f'#include "horon/{name}"' for name in changed if name.endswith(".h")]
+
+    def is_concerned(file):
+        if str(file.relative_to(REPOSITORY)) in changed:
+            return True
+        lines = set(file.read_text(encoding="utf-8").splitlines())
+        return any(line in lines for line in included)
+
+    return [file for file in files if is_concerned(file)]
+
+
 def main():
     build = pathlib.Path(sys.argv[1]).resolve()
     jobs = int(sys.argv[2]) if len(sys.argv) > 2 else None
-    listed = subprocess.run(["git", "ls-files", "-z", *FOLDERS], cwd=REPOSITORY, check=True,
-                            capture_output=True, text=True).stdout
-    files = [REPOSITORY / name for name in listed.split("\0") if name]
+    files = [REPOSITORY / name for name in sorted(names("ls-files", "-z", *FOLDERS))]
     files = [file for file in files if is_of_folders(file) and file.exists()]
+    of_all = len(files)
+    if len(sys.argv) > 3:
+        files = concerned_by_last(int(sys.argv[3]), files)
     command = command_of(build)
 
     failed = 0
@@ -93,8 +120,8 @@ def main():
             if done.returncode != 0:
                 failed += 1
                 print(f"{file.relative_to(REPOSITORY)} does not compile alone:\n{done.stderr}")
-    print(f"{len(files)} files compiled alone: {failed} failed")
-    return 1 if failed or not files else 0
+    print(f"{len(files)} of {of_all} files compiled alone: {failed} failed")
+    return 1 if failed or not of_all else 0
 
 
 if __name__ == "__main__":
