@@ -182,13 +182,13 @@ int64_t HostShare::copy_out() {
   if (copied_out_ == copied_in_ || !is_over(copied_out_)) return 0;
   const int64_t chunk = copied_out_++;
   const ChunkPlace place = parts_.chunks->place(chunk);
+  const bool takes = output_lies_ == Lies::InWindow && !is_own(chunk) && place.bytes > 0 &&
+                     place.takes(layout().local_rank);
+  if (!takes) return 1;  // there may be no output
   std::byte* const to = parts_.batch->output + place.output_begin;
+  const bool gives_alone = place.giver == layout().local_rank;
   // In place: the program may be reading what it gives.
-  const bool is_there =
-      place.giver == layout().local_rank && parts_.batch->input + place.input_begin == to;
-  const bool copies = output_lies_ == Lies::InWindow && !is_own(chunk) && place.bytes > 0 &&
-                      place.takes(layout().local_rank) && !is_there;
-  if (!copies) return 1;
+  if (gives_alone && parts_.batch->input + place.input_begin == to) return 1;
   core::copy_bytes(to, in_window(chunk), static_cast<size_t>(place.bytes));
   return 1 + place.bytes;
 }
